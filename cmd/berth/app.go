@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+// Where the agent listens when nothing else is said. It is package config's
+// default too; a test of this package compares them.
+const defaultSocket = "/run/berth/agent.sock"
+
+// Exit codes, as `berth --help` documents them.
+const (
+	exitOK          = 0
+	exitFailed      = 1 // the agent refused, nothing matched, or a check of doctor failed
+	exitUsage       = 2 // wrong command, flag or argument
+	exitUnreachable = 3 // no agent answered at the socket
+)
+
+const rootHelp = `berth shows what the agent of this machine holds and runs, and stops tasks.
+
+It talks to the agent's local socket, which only root can open. TASK is a task's
+id, the first characters of one as long as they fit a single task, or the name of
+a wanted task (its file's), which means the newest task of that name.
+
+Exit codes:
+  0  done
+  1  the agent refused, nothing matched, or a check of doctor failed
+  2  a wrong command, flag or argument
+  3  no agent answered at the socket`
+
+// coded is an error that ends berth with a given exit code.
+type coded struct {
+	code int
+	err  error
+}
+
+func (c *coded) Error() string { return c.err.Error() }
+func (c *coded) Unwrap() error { return c.err }
+
+func usageError(format string, args ...any) error {
+	return &coded{exitUsage, fmt.Errorf(format, args...)}
+}
+
+// app is what the subcommands share: where they print, the persistent flags and
+// what time it is.
+type app struct {
+	in       *os.File // nil: no terminal to read keys from
+	out, err io.Writer
+	getenv   func(string) string
+	now      func() time.Time
+
+	socket string
+	output string // text or json
+}
+
+func newApp(in *os.File, out, errw io.Writer, getenv func(string) string) *app {
+	return &app{in: in, out: out, err: errw, getenv: getenv, now: time.Now}
+}
+
+// run is main without the process: it returns the exit code.
+func run(ctx context.Context, a *app, args []string) int {
+	root := a.root()
+	root.SetArgs(args)
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	started := false
+	for _, c := range allCommands(root) {
+		if e := c.RunE; e != nil {
+			c.RunE = func(c *cobra.Command, args []string) error { started = true; return e(c, args) }
+		}
+	}
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	var quiet *silent
+	if errors.As(err, &quiet) {
+		return quiet.code
+	}
+	fmt.Fprintln(a.err, "berth:", err)
+	var c *coded
+	switch {
+	case errors.As(err, &c):
+		return c.code
+	case !started: // cobra's own: an unknown command or flag, too many arguments
+		return exitUsage
+	}
+	return exitFailed
+}
+
+// silent ends berth with a code after everything has been said.
+type silent struct{ code int }
+
+func (s *silent) Error() string { return fmt.Sprintf("exit code %d", s.code) }
+
+func allCommands(c *cobra.Command) []*cobra.Command {
+	all := []*cobra.Command{c}
+	for _, sub := range c.Commands() {
+		all = append(all, allCommands(sub)...)
+	}
+	return all
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "berth",
+		Short:         "Share one GPU among many containers, safely",
+		Long:          rootHelp,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			if a.output != "text" && a.output != "json" {
+				return usageError("--output: %q is neither text nor json", a.output)
+			}
+			return nil
+		},
+	}
+	socket := defaultSocket
+	if s := a.getenv("BERTH_SOCKET"); s != "" {
+		socket = s
+	}
+	root.PersistentFlags().StringVar(&a.socket, "socket", socket, "the agent's socket (BERTH_SOCKET)")
+	root.PersistentFlags().StringVarP(&a.output, "output", "o", "text", "text or json")
+	root.AddCommand(a.psCommand(), a.instancesCommand(), a.topCommand(), a.logsCommand(), a.stopCommand(),
+		a.doctorCommand(), a.versionCommand())
+	return root
+}
+
+// json says whether the answer goes out as JSON.
+func (a *app) json() bool { return a.output == "json" }
+
+// printJSON writes v indented; an answer of the agent goes out with all its
+// members, those that this berth does not know too (json.RawMessage).
+func (a *app) printJSON(v any) error {
+	enc := json.NewEncoder(a.out)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// table prints aligned columns two spaces apart, with nothing after a line's end.
+func (a *app) table(rows [][]string) {
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		for i, cell := range row {
+			if i > 0 {
+				fmt.Fprint(w, "\t")
+			}
+			fmt.Fprint(w, cell)
+		}
+		fmt.Fprintln(w)
+	}
+	w.Flush()
+	for line := range strings.Lines(text.String()) {
+		fmt.Fprintln(a.out, strings.TrimRight(line, " \n"))
+	}
+}
+
+// terminal is the screen that stdout is, or nil when it is a file or a pipe.
+func (a *app) terminal() *os.File {
+	f, ok := a.out.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return nil
+	}
+	return f
+}
