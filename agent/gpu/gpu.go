@@ -85,6 +85,7 @@ type ComputeMode int
 
 // NVML's numbers.
 const (
+	ComputeUnknown          ComputeMode = -1 // a GPU in MIG mode has none of its own
 	ComputeDefault          ComputeMode = 0
 	ComputeProhibited       ComputeMode = 2
 	ComputeExclusiveProcess ComputeMode = 3
@@ -92,6 +93,8 @@ const (
 
 func (m ComputeMode) String() string {
 	switch m {
+	case ComputeUnknown:
+		return "UNKNOWN"
 	case ComputeDefault:
 		return "DEFAULT"
 	case ComputeProhibited:
@@ -152,6 +155,7 @@ var (
 	ErrUnknownGPU   = errors.New("no such GPU")
 	ErrNotSupported = errors.New("not supported by this GPU or driver")
 	ErrNoPermission = errors.New("no permission")
+	ErrClosed       = errors.New("NVML is closed")
 )
 
 // LostError is a GPU that fell off the bus, or whose driver needs a reset of it.
