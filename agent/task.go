@@ -29,7 +29,7 @@ type seen struct {
 	Running  bool
 	ExitCode int
 	Reason   string // OutOfMemoryError, or Docker's own error
-	Health   string // healthy, unhealthy, starting; "" without a health check
+	Health   string // HEALTHY, UNHEALTHY, UNKNOWN; "" without a health check
 	Started  time.Time
 	Finished time.Time
 }
@@ -53,7 +53,7 @@ type look struct {
 	def      *types.TaskDefinition
 	seen     map[string]seen // by container name; absent: Docker has no such container
 	busy     map[string]verb // operations under way
-	hold     bool            // nothing of this task may be launched now (its last launch was refused, its retry is not due)
+	hold     bool            // its last operation was refused or failed, and its retry is not due
 	now      time.Time
 	cleanup  time.Duration
 	startMax time.Duration // startTimeout where a container names none
@@ -212,7 +212,7 @@ func (l look) met(rec *state.Task, dep types.ContainerDependency) bool {
 		return c.Done && c.ExitCode != nil && *c.ExitCode == 0
 	case types.ContainerConditionHealthy:
 		s := l.seen[c.Name]
-		return s.Running && s.Health == "healthy"
+		return s.Running && s.Health == "HEALTHY"
 	}
 	return false
 }
@@ -249,7 +249,7 @@ func (l look) stops(rec *state.Task) (acts []action, alive bool) {
 			continue
 		}
 		alive = true
-		if _, busy := l.busy[c.Name]; busy {
+		if _, busy := l.busy[c.Name]; busy || l.hold {
 			continue
 		}
 		needed := false

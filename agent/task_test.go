@@ -93,9 +93,9 @@ func TestStories(t *testing.T) {
 	}{
 		{"the app waits for init's success and the sidecar's health", nil, func(s *story) {
 			s.step()
-			s.up("init", "").up("side", "starting").step()
+			s.up("init", "").up("side", "UNKNOWN").step()
 			s.exit("init", 0).step()
-			s.up("side", "healthy").step()
+			s.up("side", "HEALTHY").step()
 			s.up("app", "").step()
 			s.exit("app", 3).step()
 			s.exit("side", 143).step()
@@ -112,7 +112,7 @@ func TestStories(t *testing.T) {
 		}},
 		{"init fails, the app never starts", nil, func(s *story) {
 			s.step()
-			s.up("init", "").up("side", "healthy").step()
+			s.up("init", "").up("side", "HEALTHY").step()
 			s.exit("init", 1).step()
 			s.exit("side", 0).step()
 		}, []string{
@@ -123,7 +123,7 @@ func TestStories(t *testing.T) {
 		}},
 		{"the sidecar is not healthy in its start timeout", nil, func(s *story) {
 			s.step()
-			s.up("init", "").up("side", "starting").exit("init", 0).step()
+			s.up("init", "").up("side", "UNKNOWN").exit("init", 0).step()
 			s.after(29 * time.Second).step()
 			s.after(time.Second).step()
 		}, []string{
@@ -185,7 +185,7 @@ func TestStories(t *testing.T) {
 		}},
 		{"dependents stop first", nil, func(s *story) {
 			s.step()
-			s.up("init", "").up("side", "healthy").exit("init", 0).step()
+			s.up("init", "").up("side", "HEALTHY").exit("init", 0).step()
 			s.up("app", "").step()
 			end(&s.l.rec, s.l.now, "UserInitiated", "stopped by berth stop")
 			s.step()

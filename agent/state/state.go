@@ -234,14 +234,20 @@ func (s *Store) Tasks() ([]*Task, []Aside, error) {
 	return tasks, aside, err
 }
 
-// PutGPU stores a GPU's record, any JSON.
-func (s *Store) PutGPU(uuid string, record any) error {
-	v, err := json.Marshal(record)
-	if err != nil {
-		return fmt.Errorf("record of %s: %w", uuid, err)
-	}
+// UpdateGPU replaces a GPU's record, any JSON, by what change makes of it, in
+// one transaction. old is nil for a GPU without a record.
+func (s *Store) UpdateGPU(uuid string, change func(old json.RawMessage) (any, error)) error {
 	return s.db.Update(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketGPUs).Put([]byte(uuid), v)
+		b := tx.Bucket(bucketGPUs)
+		record, err := change(b.Get([]byte(uuid)))
+		if err != nil {
+			return fmt.Errorf("record of %s: %w", uuid, err)
+		}
+		v, err := json.Marshal(record)
+		if err != nil {
+			return fmt.Errorf("record of %s: %w", uuid, err)
+		}
+		return b.Put([]byte(uuid), v)
 	})
 }
 

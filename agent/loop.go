@@ -1,0 +1,409 @@
+package agent
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/berth-gpu/berth/agent/engine"
+	"github.com/berth-gpu/berth/agent/state"
+	"github.com/berth-gpu/berth/api"
+	"github.com/berth-gpu/berth/config/taskdef"
+	"github.com/berth-gpu/berth/mps"
+)
+
+// loop is what Run's goroutine alone touches.
+type loop struct {
+	ctx   context.Context
+	owned *sync.WaitGroup // of everything that Run started
+
+	tasks map[string]*task
+	units []*unit // in NVML's order
+	order Order
+	after []func() // run when the round is over
+
+	listDue   bool
+	listing   bool
+	listAt    time.Time // of the last list that began
+	listErr   error
+	clock     uint64 // counts lists and ended operations, to tell stale lists
+	storeErr  error
+	health    api.Health
+	strangers map[string]bool // containers of ours that no task knows, being removed
+}
+
+// task is one accepted task in memory.
+type task struct {
+	rec        state.Task
+	stored     state.Task // as it is on disk
+	def        *taskdef.Definition
+	demand     taskdef.Demand
+	seen       map[string]seen
+	busy       map[string]*operation
+	touched    map[string]uint64 // by container: clock when its last operation ended
+	forgetting bool
+
+	waits    string // why its last launch was refused
+	retryAt  time.Time
+	refusals int
+}
+
+// operation is something slow under way for one container.
+type operation struct {
+	verb   verb
+	cancel context.CancelFunc
+}
+
+const (
+	tickEvery   = time.Second
+	relistEvery = 30 * time.Second // Docker's events are only hints
+	retryFirst  = 100 * time.Millisecond
+	retryMost   = 5 * time.Second
+)
+
+// work is the agent's loop. Each turn: take what has happened, then one round.
+func (a *Agent) work(ctx context.Context) error {
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	for {
+		a.round(time.Now())
+		select {
+		case <-ctx.Done():
+			return nil
+		case f := <-a.inbox:
+			f()
+		case <-a.poked:
+		case <-tick.C:
+		}
+		for more := true; more; {
+			select {
+			case f := <-a.inbox:
+				f()
+			default:
+				more = false
+			}
+		}
+	}
+}
+
+// round decides anew from all that is known and begins what follows from it.
+func (a *Agent) round(now time.Time) {
+	// 1. Ask Docker when a hint or the time says so.
+	if !a.listing && (a.listDue || now.Sub(a.listAt) >= relistEvery) {
+		a.beginList(now)
+	}
+	// 2. GPUs that are lost to their tasks.
+	a.readHolders()
+	a.drain(now)
+	// 3. Each task's next record and actions.
+	type decided struct {
+		t    *task
+		rec  state.Task
+		acts []action
+	}
+	tasks := a.inOrder()
+	all := make([]decided, 0, len(tasks)) // does not grow: changed points into it
+	var changed []*state.Task
+	for _, t := range tasks {
+		rec, acts := step(a.look(t, now))
+		all = append(all, decided{t, rec, acts})
+		if !reflect.DeepEqual(rec, t.stored) {
+			changed = append(changed, &all[len(all)-1].rec)
+		}
+	}
+	// 4. Stored first; what cannot be stored is not done.
+	a.storeErr = a.store.PutTasks(changed...)
+	if a.storeErr != nil {
+		a.log.Error("cannot store the tasks, nothing is begun until it works", zap.Error(a.storeErr))
+	} else {
+		for _, d := range all {
+			a.tell(d.t, &d.rec)
+			d.t.rec, d.t.stored = d.rec, d.rec
+		}
+		// 5. Launches count as clients before they begin.
+		for _, d := range all {
+			for _, act := range d.acts {
+				a.begin(d.t, act)
+			}
+		}
+	}
+	a.informHolders()
+	// 6. Show it.
+	a.publish(now)
+	for _, f := range a.after {
+		f()
+	}
+	a.after = nil
+}
+
+func (a *Agent) look(t *task, now time.Time) look {
+	busy := make(map[string]verb, len(t.busy))
+	for name, op := range t.busy {
+		busy[name] = op.verb
+	}
+	return look{rec: t.rec, def: &t.def.TaskDefinition, seen: t.seen, busy: busy, now: now,
+		hold: now.Before(t.retryAt) || t.forgetting, cleanup: a.settings.Task.CleanupAfter, startMax: a.settings.Docker.StartTimeout}
+}
+
+// tell logs a task's change of state once.
+func (a *Agent) tell(t *task, next *state.Task) {
+	if was, is := status(&t.rec), status(next); was != is {
+		a.log.Info("task", zap.String("task", t.rec.ID), zap.String("name", t.rec.Name), zap.Uint64("generation", t.rec.Generation),
+			zap.String("was", was), zap.String("is", is), zap.String("stopCode", next.StopCode), zap.String("reason", next.StoppedReason))
+	}
+}
+
+// begin starts one action; its end comes back through the inbox.
+func (a *Agent) begin(t *task, act action) {
+	switch act.verb {
+	case verbForget:
+		if !t.forgetting {
+			t.forgetting = true
+			a.owned.Go(func() { a.forget(t.rec) })
+		}
+		return
+	case verbLaunch:
+		job, err := a.job(t, act.container)
+		ctx, cancel := context.WithCancel(a.ctx)
+		t.busy[act.container] = &operation{verb: verbLaunch, cancel: cancel}
+		a.owned.Go(func() {
+			defer cancel()
+			var got outcome
+			if err == nil {
+				got = a.launch(ctx, job)
+			} else {
+				got.err = err
+			}
+			a.post(func() { a.launched(t, act.container, got) })
+		})
+	case verbStop:
+		job, err := a.job(t, act.container)
+		ctx, cancel := context.WithCancel(a.ctx)
+		t.busy[act.container] = &operation{verb: verbStop, cancel: cancel}
+		a.owned.Go(func() {
+			defer cancel()
+			var got outcome
+			if err == nil {
+				got = a.stop(ctx, job)
+			} else {
+				got.err = err
+			}
+			a.post(func() { a.stopped(t, act.container, got) })
+		})
+	}
+}
+
+// ended takes an operation's end into the task.
+func (a *Agent) ended(t *task, container string, got outcome) {
+	a.clock++
+	t.touched[container] = a.clock
+	delete(t.busy, container)
+	if got.container != nil {
+		t.seen[container] = sight(*got.container)
+	}
+	a.listDue = true
+}
+
+func (a *Agent) launched(t *task, name string, got outcome) {
+	a.ended(t, name, got)
+	switch {
+	case got.err == nil:
+		t.waits, t.refusals, t.retryAt = "", 0, time.Time{}
+	case got.killed:
+		a.endTask(t, "InfrastructureHealth", got.err.Error(), true)
+	case got.refused || a.ctx.Err() != nil || t.rec.Desired == api.StatusStopped:
+		t.waits = got.err.Error()
+		wait := min(retryFirst<<min(t.refusals, 10), retryMost)
+		t.refusals++
+		t.retryAt = time.Now().Add(wait)
+		if a.ctx.Err() == nil && t.refusals == 1 {
+			a.log.Info("launch refused, retrying", zap.String("task", t.rec.ID), zap.String("container", name), zap.String("why", t.waits))
+		}
+	default:
+		t.rec.Containers = slices.Clone(t.rec.Containers)
+		c := &t.rec.Containers[containerIndex(&t.rec, name)]
+		c.Done, c.Reason = true, got.err.Error()
+		a.log.Warn("launch failed", zap.String("task", t.rec.ID), zap.String("container", name), zap.Error(got.err))
+	}
+}
+
+func (a *Agent) stopped(t *task, name string, got outcome) {
+	a.ended(t, name, got)
+	if got.err != nil && a.ctx.Err() == nil {
+		t.waits, t.retryAt = got.err.Error(), time.Now().Add(time.Second)
+		a.log.Warn("stop failed, retrying", zap.String("task", t.rec.ID), zap.String("container", name), zap.Error(got.err))
+	}
+}
+
+// endTask asks for a task's end; its launches are cancelled. The round that
+// follows stores it.
+func (a *Agent) endTask(t *task, code, reason string, byAgent bool) {
+	if t.rec.Desired == api.StatusStopped {
+		return
+	}
+	end(&t.rec, time.Now(), code, reason)
+	t.rec.StoppedByAgent = byAgent
+	t.waits, t.retryAt = "", time.Time{}
+	for _, op := range t.busy {
+		if op.verb == verbLaunch {
+			op.cancel()
+		}
+	}
+}
+
+// want is Want in the loop: accept what is new, let go of what is not there.
+func (a *Agent) want(o Order) (map[string]string, error) {
+	refused := map[string]string{}
+	wanted := map[string]Wanted{}
+	for _, w := range o.Tasks {
+		wanted[w.Name] = w
+	}
+	for _, t := range a.tasks {
+		if w, ok := wanted[t.rec.Name]; ok && w.Generation == t.rec.Generation {
+			continue
+		}
+		t.rec.Released = true
+		a.endTask(t, "UserInitiated", "no longer wanted by its source", false)
+	}
+	for _, w := range o.Tasks {
+		if why := a.accept(w); why != "" {
+			refused[w.Name] = why
+		}
+	}
+	a.order = o
+	return refused, nil
+}
+
+// accept takes one wanted task into the books and the store, or says why not.
+func (a *Agent) accept(w Wanted) string {
+	id := taskID(a.settings.Instance, w.Name, w.Generation)
+	if _, known := a.tasks[id]; known {
+		return ""
+	}
+	last, err := a.store.LastGeneration(w.Name)
+	if err != nil {
+		return err.Error()
+	}
+	if w.Generation <= last {
+		return fmt.Sprintf("generation: %d was given, %d has been started already; an older start is refused", w.Generation, last)
+	}
+	def, err := a.rules.Parse(w.Definition)
+	if err != nil {
+		return err.Error()
+	}
+	t := newTask(state.Task{ID: id, Name: w.Name, Hash: w.Hash, Generation: w.Generation, Definition: w.Definition, GPUs: w.GPUs,
+		Desired: api.StatusRunning, Accepted: time.Now()}, def)
+	for _, c := range def.ContainerDefinitions {
+		t.rec.Containers = append(t.rec.Containers, state.Container{Name: *c.Name})
+	}
+	l := a.books()
+	if why := l.refuse(t.holding()); why != "" {
+		return why
+	}
+	for _, id := range w.GPUs {
+		if u := a.unit(id); t.demand.GPUMemoryMiB > 0 && u.noSharing != "" {
+			return fmt.Sprintf("gpus: %s cannot be shared: %s", id, u.noSharing)
+		}
+	}
+	if err := a.store.PutTasks(&t.rec); err != nil {
+		return err.Error()
+	}
+	t.stored = t.rec
+	a.tasks[id] = t
+	a.log.Info("task accepted", zap.String("task", id), zap.String("name", w.Name), zap.Uint64("generation", w.Generation), zap.Strings("gpus", w.GPUs))
+	return ""
+}
+
+func newTask(rec state.Task, def *taskdef.Definition) *task {
+	return &task{rec: rec, def: def, demand: def.Demand(), seen: map[string]seen{}, busy: map[string]*operation{}, touched: map[string]uint64{}}
+}
+
+func (t *task) shared() bool { return t.demand.GPUMemoryMiB > 0 }
+
+func (t *task) holding() holding { return holding{id: t.rec.ID, demand: t.demand, gpus: t.rec.GPUs} }
+
+func (a *Agent) books() ledger {
+	var held []holding
+	for _, t := range a.inOrder() {
+		if t.rec.Stopped.IsZero() {
+			held = append(held, t.holding())
+		}
+	}
+	return books(a.capacity(), held)
+}
+
+// taskID is the same for the same start, so that an accept that was cut short
+// is not done twice.
+func taskID(instance, name string, generation uint64) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%d", instance, name, generation))
+	return hex.EncodeToString(sum[:16])
+}
+
+func (a *Agent) inOrder() []*task {
+	all := make([]*task, 0, len(a.tasks))
+	for _, t := range a.tasks {
+		all = append(all, t)
+	}
+	slices.SortFunc(all, func(x, y *task) int { return int(x.rec.Generation) - int(y.rec.Generation) })
+	return all
+}
+
+// find is the one task whose id begins with prefix.
+func (a *Agent) find(prefix string) (*task, error) {
+	var found *task
+	for id, t := range a.tasks {
+		if strings.HasPrefix(id, prefix) && prefix != "" {
+			if found != nil {
+				return nil, fmt.Errorf("task %q: more than one task begins with it; give more of the id", prefix)
+			}
+			found = t
+		}
+	}
+	if found == nil {
+		return nil, fmt.Errorf("task %q: there is no such task; `berth ps --all` lists them", prefix)
+	}
+	return found, nil
+}
+
+// informHolders tells each GPU's holder how it is to be used and how many
+// capped containers are alive on it: those that run, and those whose launch is
+// under way and may have passed the gate.
+func (a *Agent) informHolders() {
+	for _, u := range a.units {
+		if u.holder == nil {
+			continue
+		}
+		use, clients := mps.UseIdle, 0
+		for _, t := range a.tasks {
+			if !slices.Contains(t.rec.GPUs, u.dev.UUID) || !t.rec.Stopped.IsZero() {
+				continue
+			}
+			use = mps.UseDedicated
+			if t.shared() {
+				use = mps.UseMPS
+			}
+			for i := range t.def.ContainerDefinitions {
+				c := &t.def.ContainerDefinitions[i]
+				_, _, shared := taskdef.Share(c)
+				if shared && (t.seen[*c.Name].Running || t.busy[*c.Name] != nil) {
+					clients++
+				}
+			}
+		}
+		u.holder.Clients(clients)
+		u.holder.Want(use)
+	}
+}
+
+func sight(c engine.Container) seen {
+	return seen{ID: c.ID, Created: c.State == engine.Created, Running: c.Alive(), ExitCode: c.ExitCode, Reason: c.Reason(),
+		Health: c.Health, Started: c.StartedAt, Finished: c.FinishedAt}
+}

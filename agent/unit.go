@@ -1,0 +1,366 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/berth-gpu/berth/agent/cgroup"
+	"github.com/berth-gpu/berth/agent/gpu"
+	"github.com/berth-gpu/berth/config"
+	"github.com/berth-gpu/berth/mps"
+)
+
+// unit is one GPU and all that the agent knows of it.
+type unit struct {
+	dev       gpu.Device
+	holder    *mps.Holder // nil where MPS cannot run
+	noSharing string      // why it cannot
+	status    mps.Status
+
+	sample    gpu.Sample
+	sampleErr error
+	usedMiB   map[string]int64 // by Docker id
+	strays    []string         // processes that use the GPU outside MPS while it is shared
+	broken    string           // an Xid that means the GPU itself; until the next boot
+	brokenAt  time.Time
+	lost      bool // NVML says so now
+	lostAt    time.Time
+}
+
+// gpuRecord is what is stored of a GPU.
+type gpuRecord struct {
+	BootID   string     `json:"bootId"`
+	Broken   string     `json:"broken,omitempty"`
+	BrokenAt time.Time  `json:"brokenAt,omitzero"`
+	MPS      mps.Record `json:"mps"`
+}
+
+// closed says why nothing may start on the GPU for now, or "". A GPU that is only
+// on its way (its daemon or server is starting) is open: the gate waits for it.
+func (u *unit) closed() string {
+	switch {
+	case u.lost:
+		return "the GPU is lost: it fell off the bus or needs a reset"
+	case u.broken != "":
+		return u.broken
+	case errors.Is(u.sampleErr, gpu.ErrHung):
+		return u.sampleErr.Error()
+	case u.holder == nil:
+		return ""
+	}
+	switch u.status.State {
+	case mps.PhaseDraining, mps.PhaseQuarantined, mps.PhaseBackoff, mps.PhaseStopping:
+		return fmt.Sprintf("%s: %s", u.status.State, u.status.Reason)
+	}
+	return ""
+}
+
+// loss is why and since when the GPU is lost to the tasks that run on it.
+func (u *unit) loss() (reason string, since time.Time) {
+	switch {
+	case u.lost:
+		return u.closed(), u.lostAt
+	case u.broken != "":
+		return u.broken, u.brokenAt
+	case u.holder != nil && (u.status.State == mps.PhaseDraining):
+		return u.status.Reason, u.status.Since
+	}
+	return "", time.Time{}
+}
+
+// overdue says whether the tasks of a lost GPU are to be stopped: at once with
+// `onDaemonLoss: restart`, at the deadline with drain.
+func overdue(s config.MPS, since, now time.Time) bool {
+	return s.OnDaemonLoss == config.LossRestart || now.Sub(since) >= s.DrainDeadline
+}
+
+// drain ends the tasks whose GPU has been lost for too long. Their source may
+// start them again, under a new generation.
+func (a *Agent) drain(now time.Time) {
+	for _, u := range a.units {
+		reason, since := u.loss()
+		if reason == "" || !overdue(a.settings.MPS, since, now) {
+			continue
+		}
+		for _, t := range a.inOrder() {
+			if slices.Contains(t.rec.GPUs, u.dev.UUID) && (u.lost || u.broken != "" || t.shared()) {
+				a.endTask(t, "InfrastructureHealth", fmt.Sprintf("GPU %s was lost: %s", u.dev.UUID, reason), true)
+			}
+		}
+	}
+}
+
+// openUnits lists the GPUs and makes a holder for each that MPS can hold.
+func (a *Agent) openUnits(ctx context.Context) error {
+	if a.nvml == nil {
+		return nil
+	}
+	devices, err := a.nvml.Devices(ctx)
+	if err != nil {
+		return err
+	}
+	records := map[string]*gpuRecord{}
+	aside, err := a.store.GPUs(func(uuid string) any {
+		records[uuid] = new(gpuRecord)
+		return records[uuid]
+	})
+	if err != nil {
+		return err
+	}
+	for _, s := range aside {
+		delete(records, s.Key)
+		a.log.Error("set a damaged record aside", zap.String("kind", s.Kind), zap.String("key", s.Key), zap.String("why", s.Reason))
+	}
+	control := mps.FindControl(a.settings.MPS.ControlBinary, a.settings.MPS.Path)
+	for _, d := range devices {
+		u := &unit{dev: d, usedMiB: map[string]int64{}}
+		a.units = append(a.units, u)
+		rec := gpuRecord{BootID: a.bootID}
+		if old := records[d.UUID]; old != nil && old.BootID == a.bootID {
+			rec = *old
+		}
+		u.broken, u.brokenAt = rec.Broken, rec.BrokenAt
+		dev := mps.Device{UUID: d.UUID, DriverBranch: d.DriverBranch, ComputeMajor: d.ComputeMajor, ComputeMinor: d.ComputeMinor, VGPU: d.VGPU, MIG: d.MIG}
+		if u.noSharing = mps.Unsupported(dev, control); u.noSharing != "" {
+			a.log.Warn("this GPU cannot be shared", zap.String("gpu", d.UUID), zap.String("why", u.noSharing))
+			u.status = mps.Status{State: mps.PhaseUnsupported, Reason: u.noSharing, Since: a.started}
+			continue
+		}
+		u.holder = mps.New(a.mpsConfig(), dev, rec.MPS, a.hooks(u, rec), a.log.With(zap.String("gpu", d.UUID)))
+		u.status = u.holder.Status()
+	}
+	return nil
+}
+
+func (a *Agent) mpsConfig() mps.Config {
+	s := a.settings
+	return mps.Config{RunDir: s.RunDir, LogDir: s.LogDir, ControlBinary: s.MPS.ControlBinary, Path: s.MPS.Path, LibraryPath: s.MPS.LibraryPath,
+		ProbeEvery: s.MPS.ProbeEvery, ProbeTimeout: s.MPS.ProbeTimeout, StartTimeout: s.MPS.StartTimeout, ServerStartTimeout: s.MPS.ServerStartTimeout,
+		Budget: mps.Budget{Failures: s.MPS.Budget.Failures, Window: s.MPS.Budget.Window}}
+}
+
+// hooks tie a holder to NVML and the store. Save is called from the holder's
+// goroutine only, so rec has one owner: the parts that the loop changes go
+// through breakGPU.
+func (a *Agent) hooks(u *unit, rec gpuRecord) mps.Hooks {
+	uuid := u.dev.UUID
+	return mps.Hooks{
+		ComputeMode: func(ctx context.Context) (bool, error) {
+			m, err := a.nvml.ComputeMode(ctx, uuid)
+			return m == gpu.ComputeExclusiveProcess, err
+		},
+		SetComputeMode: func(ctx context.Context, exclusive bool) error {
+			m := gpu.ComputeDefault
+			if exclusive {
+				m = gpu.ComputeExclusiveProcess
+			}
+			return a.nvml.SetComputeMode(ctx, uuid, m)
+		},
+		Save: func(r mps.Record) error {
+			return a.store.UpdateGPU(uuid, func(old json.RawMessage) (any, error) {
+				rec := gpuRecord{BootID: a.bootID}
+				if err := decodeRecord(old, a.bootID, &rec); err != nil {
+					return nil, err
+				}
+				rec.MPS = r
+				return rec, nil
+			})
+		},
+		Notify: func(mps.Status) { a.poke() },
+	}
+}
+
+// readHolders takes in what the holders say now.
+func (a *Agent) readHolders() {
+	for _, u := range a.units {
+		if u.holder == nil {
+			continue
+		}
+		was := u.status
+		u.status = u.holder.Status()
+		if u.status.State == mps.PhaseHeld && was.State != mps.PhaseHeld {
+			a.retryNow(u.dev.UUID)
+		}
+	}
+}
+
+// breakGPU closes a GPU until the next boot.
+func (a *Agent) breakGPU(u *unit, why string) {
+	if u.broken != "" {
+		return
+	}
+	u.broken, u.brokenAt = why, time.Now()
+	a.log.Error("GPU closed", zap.String("gpu", u.dev.UUID), zap.String("why", why))
+	err := a.store.UpdateGPU(u.dev.UUID, func(old json.RawMessage) (any, error) {
+		rec := gpuRecord{BootID: a.bootID}
+		if err := decodeRecord(old, a.bootID, &rec); err != nil {
+			return nil, err
+		}
+		rec.Broken, rec.BrokenAt = u.broken, u.brokenAt
+		return rec, nil
+	})
+	if err != nil {
+		a.log.Error("cannot store that the GPU is closed; it is for as long as this agent runs", zap.Error(err))
+	}
+}
+
+// decodeRecord reads a stored record; one of another boot counts as none.
+func decodeRecord(old json.RawMessage, bootID string, into *gpuRecord) error {
+	if old == nil {
+		return nil
+	}
+	var rec gpuRecord
+	if err := json.Unmarshal(old, &rec); err != nil {
+		return err
+	}
+	if rec.BootID == bootID {
+		*into = rec
+	}
+	return nil
+}
+
+// retryNow lets launches that the gate refused try again at once.
+func (a *Agent) retryNow(uuid string) {
+	for _, t := range a.tasks {
+		if slices.Contains(t.rec.GPUs, uuid) {
+			t.retryAt, t.refusals = time.Time{}, 0
+		}
+	}
+}
+
+func (a *Agent) unit(uuid string) *unit {
+	for _, u := range a.units {
+		if u.dev.UUID == uuid {
+			return u
+		}
+	}
+	return nil
+}
+
+// capacity is what the machine has for tasks.
+func (a *Agent) capacity() capacity {
+	c := capacity{cpu: hostCPUUnits() - a.settings.Reserved.CPU, memoryMiB: hostMemoryMiB() - a.settings.Reserved.MemoryMiB, ports: reservedPorts(a.settings.Reserved)}
+	for _, u := range a.units {
+		c.gpus = append(c.gpus, gpuCapacity{uuid: u.dev.UUID, allocatableMiB: max(0, u.dev.UsableMiB()-a.settings.GPU.ReserveMiB), maxClients: mps.MaxClients(u.dev.DriverBranch)})
+	}
+	return c
+}
+
+// watchSamples reads every GPU each sampleEvery, one after the other.
+func (a *Agent) watchSamples(ctx context.Context) {
+	tick := time.NewTicker(a.settings.GPU.SampleEvery)
+	defer tick.Stop()
+	for {
+		for _, u := range a.units {
+			s, err := a.nvml.Sample(ctx, u.dev.UUID)
+			if ctx.Err() != nil {
+				return
+			}
+			owners := map[int]string{}
+			for _, p := range s.Processes {
+				owners[p.PID], _ = cgroup.ContainerID(p.PID) // gone meanwhile: nobody's
+			}
+			a.post(func() { a.sampled(u, s, err, owners) })
+		}
+		select {
+		case <-tick.C:
+		case <-a.resample:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// sampled takes one GPU's sample in, and finds who uses a shared GPU outside MPS.
+func (a *Agent) sampled(u *unit, s gpu.Sample, err error, owners map[int]string) {
+	if lost := errors.Is(err, gpu.ErrLost); lost != u.lost {
+		u.lost, u.lostAt = lost, time.Now()
+		a.log.Error("gpu", zap.String("gpu", u.dev.UUID), zap.Bool("lost", lost))
+	}
+	u.sampleErr = err
+	if err != nil {
+		return
+	}
+	u.sample = s
+	u.usedMiB = map[string]int64{}
+	u.strays = nil
+	for _, p := range s.Processes {
+		u.usedMiB[owners[p.PID]] += max(p.UsedMiB, 0)
+	}
+	if u.status.Use != mps.UseMPS || u.status.ServerPID == 0 {
+		return
+	}
+	for _, p := range s.Processes {
+		if p.Kind == gpu.KindMPSClient || p.PID == u.status.ServerPID || (owners[p.PID] == "" && isServer(p.PID)) {
+			continue
+		}
+		t, name := a.ownerOf(owners[p.PID])
+		if t == nil {
+			u.strays = append(u.strays, fmt.Sprintf("process %d uses the GPU outside MPS and is not berth's", p.PID))
+			continue
+		}
+		u.strays = append(u.strays, fmt.Sprintf("process %d of container %s of task %s uses the GPU outside MPS, without a cap", p.PID, name, shortID(t.rec.ID)))
+		a.endTask(t, "EssentialContainerExited", fmt.Sprintf("UncappedProcessError: process %d of container %s used GPU %s outside MPS, where no cap holds", p.PID, name, u.dev.UUID), false)
+	}
+}
+
+// ownerOf finds the task and container of a Docker id.
+func (a *Agent) ownerOf(dockerID string) (*task, string) {
+	if dockerID == "" {
+		return nil, ""
+	}
+	for _, t := range a.tasks {
+		for name, s := range t.seen {
+			if s.ID == dockerID {
+				return t, name
+			}
+		}
+	}
+	return nil, ""
+}
+
+// Xids that a client causes by itself; the GPU is well. NVIDIA's k8s device
+// plugin counts the same ones as the application's. Under MPS 13 and 31 end
+// every client of the GPU, which the supervisor sees as FAULT.
+var clientXids = []int{13, 31, 43, 45, 68, 109}
+
+func (a *Agent) watchXids(ctx context.Context) {
+	xids, err := a.nvml.Xids(ctx)
+	if err != nil {
+		a.log.Warn("critical events of the GPUs cannot be watched", zap.Error(err))
+		return
+	}
+	for x := range xids {
+		if x.Err != nil {
+			a.log.Warn("critical events of the GPUs", zap.Error(x.Err))
+			continue
+		}
+		a.post(func() {
+			a.log.Warn("xid", zap.String("gpu", x.UUID), zap.Int("xid", x.Code))
+			if u := a.unit(x.UUID); u != nil && !slices.Contains(clientXids, x.Code) {
+				a.breakGPU(u, fmt.Sprintf("Xid %d at %s", x.Code, x.At.UTC().Format(time.RFC3339)))
+			}
+		})
+	}
+}
+
+// isServer tells an MPS server, also an orphan, by the name that the kernel cuts to 15 bytes.
+func isServer(pid int) bool {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+	return err == nil && string(b) == "nvidia-cuda-mps\n"
+}
+
+func mode(s gpu.Sample, err error) string {
+	if err != nil {
+		return "UNKNOWN"
+	}
+	return s.Mode.String()
+}
