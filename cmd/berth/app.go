@@ -133,7 +133,7 @@ func (a *app) root() *cobra.Command {
 	root.PersistentFlags().StringVar(&a.socket, "socket", socket, "the agent's socket (BERTH_SOCKET)")
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "text", "text or json")
 	root.AddCommand(a.psCommand(), a.instancesCommand(), a.topCommand(), a.logsCommand(), a.stopCommand(),
-		a.doctorCommand(), a.versionCommand())
+		a.doctorCommand(), a.faultCommand(), a.simCommand(), a.versionCommand())
 	return root
 }
 
