@@ -64,10 +64,10 @@ type Record struct {
 	Daemon     Process     `json:"daemon,omitzero"`
 	Server     Process     `json:"server,omitzero"` // stored once it was ready
 	Orphans    []Process   `json:"orphans,omitempty"`
-	SingleUID  bool        `json:"singleUid,omitempty"` // the binary knows no -multiuser-server
-	Use        Use         `json:"use,omitempty"`       // wanted
-	Exclusive  bool        `json:"exclusive,omitempty"` // EXCLUSIVE_PROCESS may be set: stored before it is, cleared after DEFAULT is
-	Restarts   int         `json:"restarts,omitempty"`
+	SingleUID  bool        `json:"singleUid,omitempty"`  // the binary knows no -multiuser-server
+	Use        Use         `json:"use,omitempty"`        // wanted
+	Exclusive  bool        `json:"exclusive,omitempty"`  // EXCLUSIVE_PROCESS may be set: stored before it is, cleared after DEFAULT is
+	Daemons    int         `json:"daemons,omitempty"`    // started
 	Failures   []time.Time `json:"failures,omitempty"`   // within the budget's window
 	Quarantine string      `json:"quarantine,omitempty"` // why
 }
