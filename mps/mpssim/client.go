@@ -301,17 +301,31 @@ func allocate(ctx *cudaContext, o runOptions, stdout io.Writer) error {
 		fmt.Fprintf(stdout, "allocated: %d MiB\n", ctx.held(o.device)>>20)
 	}
 	if o.overCap {
-		// A device without a total known has no end.
-		for range 1 << 20 {
-			if err := ctx.malloc(o.device, max(step, 1<<20)); err != nil {
-				fmt.Fprintf(stdout, "refused beyond %d MiB: %v\n", ctx.held(o.device)>>20, err)
-				return nil
-			}
-		}
-		fmt.Fprintf(stdout, "not refused at %d MiB\n", ctx.held(o.device)>>20)
+		tryBeyond(ctx, o.device, stdout)
 	}
 	if o.memory == 0 {
 		return ctx.malloc(o.device, 0)
 	}
 	return nil
+}
+
+// tryBeyond takes all that it can get, in ever smaller pieces down to 1 MiB, and says
+// where it was refused.
+func tryBeyond(ctx *cudaContext, device int, stdout io.Writer) {
+	var refused error
+	for piece := int64(64 << 30); piece >= 1<<20; {
+		err := ctx.malloc(device, piece)
+		if err == nil && ctx.held(device) > 1<<44 { // 16 TiB: a device whose size it cannot know
+			break
+		}
+		if err != nil {
+			refused = err
+			piece /= 2
+		}
+	}
+	if refused == nil {
+		fmt.Fprintf(stdout, "not refused at %d MiB\n", ctx.held(device)>>20)
+		return
+	}
+	fmt.Fprintf(stdout, "refused beyond %d MiB: %v\n", ctx.held(device)>>20, refused)
 }

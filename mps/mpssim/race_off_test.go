@@ -1,0 +1,5 @@
+//go:build !race
+
+package mpssim
+
+const raceEnabled = false
