@@ -53,6 +53,7 @@ type NVML struct {
 	reinit    atomic.Bool // Devices wants NVML for itself: the listener lets go
 	epoch     atomic.Int64
 	listening atomic.Bool
+	closed    atomic.Bool
 	closing   context.Context
 	close     context.CancelFunc
 	listeners sync.WaitGroup
@@ -102,13 +103,21 @@ func OpenWith(o Options) (*NVML, error) {
 	n := &NVML{lib: nvml.New(nvml.WithLibraryPath(path)), options: o, system: newLane(), events: newLane(),
 		devices: map[string]*device{}, lastInit: time.Now()}
 	n.closing, n.close = context.WithCancel(context.Background())
+	// Init may come back when nobody waits for it any more: then it is undone.
+	var waited atomic.Bool
+	waited.Store(true)
 	has, err := run(n.closing, initLane, &n.inUse, "", "Init", o.InitTimeout, func() (map[string]bool, error) {
 		if ret := n.lib.Init(); ret != nvml.SUCCESS {
 			return nil, initError(path, ret)
 		}
-		return n.symbols(), nil
+		has := n.symbols()
+		if !waited.Load() {
+			n.lib.Shutdown()
+		}
+		return has, nil
 	})
 	if err != nil {
+		waited.Store(false)
 		n.close()
 		return nil, err
 	}
@@ -238,6 +247,9 @@ func (n *NVML) exclusively(wait time.Duration, f func() error) error {
 // Close lets go of NVML, after the listener has ended. While a call hangs NVML cannot be shut down: it is left
 // as it is, with the thread that is inside.
 func (n *NVML) Close() error {
+	if n.closed.Swap(true) {
+		return nil
+	}
 	n.close()
 	n.listeners.Wait()
 	process.Lock()

@@ -16,7 +16,8 @@ const eventWait = time.Second
 var errNoEvent = errors.New("no event")
 
 // Xids listens for critical events of all GPUs, also of those that Devices finds later, until ctx ends, and then closes
-// the channel. Events from before are not told. One listener at a time.
+// the channel. Events from before are not told, nor those of the moment in which NVML is initialised anew because a GPU
+// is missing. One listener at a time.
 func (n *NVML) Xids(ctx context.Context) (<-chan Xid, error) {
 	if n.closing.Err() != nil {
 		return nil, ErrClosed
@@ -85,14 +86,15 @@ func (l *listener) listen(ctx context.Context, out chan<- Xid) {
 		case ctx.Err() != nil:
 			continue
 		}
-		if err.Error() != trouble {
-			trouble = err.Error()
-			select {
-			case out <- Xid{At: time.Now(), Err: err}:
-			case <-ctx.Done():
-			}
+		if err.Error() == trouble {
+			pause(ctx, time.Second)
+			continue
 		}
-		pause(ctx, time.Second)
+		trouble = err.Error()
+		select {
+		case out <- Xid{At: time.Now(), Err: err}:
+		case <-ctx.Done():
+		}
 	}
 	close(out)
 	n.listening.Store(false)
@@ -126,9 +128,11 @@ func (l *listener) next() (Xid, error) {
 	case ret == nvml.ERROR_TIMEOUT:
 		return Xid{}, errNoEvent
 	case ret != nvml.SUCCESS:
-		// One GPU that is lost can fail the wait for all: a fresh set leaves it out.
+		// One GPU that is lost can fail the wait for all: a fresh set leaves it out. It is made at once, since
+		// what comes while there is none is not told.
+		err := callError("EventSetWait", "", ret)
 		l.free()
-		return Xid{}, callError("EventSetWait", "", ret)
+		return Xid{}, errors.Join(err, l.register())
 	case data.EventType != nvml.EventTypeXidCriticalError:
 		return Xid{}, errNoEvent
 	}

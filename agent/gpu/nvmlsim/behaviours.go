@@ -1,5 +1,12 @@
 package nvmlsim
 
+import (
+	"io/fs"
+	"regexp"
+	"slices"
+	"sync"
+)
+
 // Behaviour is something the library does, with how we know that NVML does it.
 type Behaviour struct {
 	Does     string
@@ -61,3 +68,21 @@ func knownVariant(name string) bool {
 	}
 	return false
 }
+
+// Calls are the names by which NVML's functions are steered: without the prefix nvml, all versions of one
+// together but for DeviceGetMemoryInfo and DeviceGetMemoryInfo_v2.
+var Calls = sync.OnceValue(func() []string {
+	entry := regexp.MustCompile(`\b(?:ENTER|enter|system_text|list_processes|wait_and_look)\("(\w+)"`)
+	var calls []string
+	files, _ := fs.Glob(source, "lib/*.c")
+	for _, name := range files {
+		text, _ := source.ReadFile(name)
+		for _, m := range entry.FindAllSubmatch(text, -1) {
+			calls = append(calls, string(m[1]))
+		}
+	}
+	slices.Sort(calls)
+	return slices.Compact(calls)
+})
+
+func knownCall(name string) bool { return slices.Contains(Calls(), name) }

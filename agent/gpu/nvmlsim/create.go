@@ -22,7 +22,7 @@ import (
 const (
 	nvidiaMajor   = 195
 	nvidiactlNode = 255 // minor of nvidiactl
-	uvmMajor      = 511 // nvidia-uvm has a dynamic major; this end of the range is the kernel's last dynamic one
+	minorBlock    = 128 // a machine's: up to 64 GPUs, then nvidia-uvm
 )
 
 // Create makes a machine in dir, which must not exist or be empty. library is a
@@ -61,7 +61,13 @@ func (m *Machine) fill(library string, spec Spec) error {
 	if err := node(filepath.Join(m.Dev(), "nvidiactl"), nvidiaMajor, nvidiactlNode); err != nil {
 		return err
 	}
-	if err := node(filepath.Join(m.Dev(), "nvidia-uvm"), uvmMajor, 0); err != nil {
+	uvm := minorBlock - 1
+	if len(spec.GPUs) > 0 {
+		uvm = spec.GPUs[0].Minor + maxGPUs
+	}
+	// The real nvidia-uvm has a dynamic major. No number of that range is safe to hand to containers: it may be
+	// another driver's here.
+	if err := node(filepath.Join(m.Dev(), "nvidia-uvm"), nvidiaMajor, uvm); err != nil {
 		return err
 	}
 	for _, g := range spec.GPUs {
@@ -98,17 +104,17 @@ func (s *Spec) complete() error {
 	return s.validate()
 }
 
-// firstMinor picks a block of 64 minors at random among 16380, above the 256 that a
+// firstMinor picks a block of minors at random among 8190, above the 256 that a
 // real driver can have. Nothing is written down outside the machine's folder: two machines of a host share a
-// block once in 16380, and then a container's right to one GPU also reaches the other machine's node,
+// block once in 8190, and then a container's right to one GPU also reaches the other machine's node,
 // which opens nothing (ENXIO).
 func firstMinor() (int, error) {
-	blocks := int64(1<<20/maxGPUs - 256/maxGPUs)
+	blocks := int64((1<<20 - 256) / minorBlock)
 	n, err := rand.Int(rand.Reader, big.NewInt(blocks))
 	if err != nil {
 		return 0, err
 	}
-	return 256 + int(n.Int64())*maxGPUs, nil
+	return 256 + int(n.Int64())*minorBlock, nil
 }
 
 func randomUUID() (string, error) {

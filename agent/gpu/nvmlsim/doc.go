@@ -22,7 +22,7 @@
 //	nvml 13.580.159.03
 //	cuda 13000
 //	variant mps-clients-in-compute-list
-//	hang DeviceGetUtilizationRates [uuid]        call without nvml and _vN, or *
+//	hang DeviceGetUtilizationRates [uuid]        one of Calls, or *
 //	fail DeviceGetComputeMode UNKNOWN [uuid]     NVML_ERROR_ and this word
 //	xid 7 GPU-... 31                             sequence, GPU, code
 //

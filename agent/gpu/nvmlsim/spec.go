@@ -60,7 +60,7 @@ type Link struct {
 
 // Fault makes one NVML call misbehave.
 type Fault struct {
-	Call  string // without the prefix nvml and without _vN: "DeviceGetComputeMode"; "*" is every call
+	Call  string // one of Calls: "DeviceGetComputeMode"; "*" is every call
 	UUID  string // "": on every device
 	Hang  bool   // the call does not return until the fault is gone from the file
 	Error string // "GPU_IS_LOST", "UNKNOWN": NVML_ERROR_ and this; not used by a hang
@@ -295,13 +295,27 @@ const (
 )
 
 var (
-	uuidForm = regexp.MustCompile(`^GPU-[0-9a-f-]{36}$`)
-	pciForm  = regexp.MustCompile(`^[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]$`)
+	uuidForm  = regexp.MustCompile(`^GPU-[0-9a-f-]{36}$`)
+	errorForm = regexp.MustCompile(`^[A-Z_]+$`)
+	pciForm   = regexp.MustCompile(`^[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]$`)
 )
 
 func (s *Spec) validate() error {
 	if len(s.GPUs) > maxGPUs || len(s.Faults) > maxFaults || len(s.Xids) > maxXids || len(s.Variants) > maxVariants {
 		return fmt.Errorf("more than %d gpus, %d faults, %d xids or %d variants", maxGPUs, maxFaults, maxXids, maxVariants)
+	}
+	for _, v := range s.Variants {
+		if !knownVariant(v) {
+			return fmt.Errorf("variant %q: not in Behaviours", v)
+		}
+	}
+	for _, f := range s.Faults {
+		if f.Call != "*" && !knownCall(f.Call) {
+			return fmt.Errorf("call %q: not one that the library has; see Calls", f.Call)
+		}
+		if !f.Hang && !errorForm.MatchString(f.Error) {
+			return fmt.Errorf("call %s: error %q: want the rest of an NVML_ERROR_ name", f.Call, f.Error)
+		}
 	}
 	seen := map[string]bool{}
 	for i, g := range s.GPUs {
