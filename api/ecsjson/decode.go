@@ -277,7 +277,7 @@ func (d *decoder) ReadString(s *smithy.Schema, v *string) error {
 	}
 	*v = n.Text
 	if s != nil && s.Type() == smithy.ShapeTypeEnum {
-		if values := enumValues(s); !slices.Contains(values, n.Text) {
+		if values := EnumValues(s); !slices.Contains(values, n.Text) {
 			d.report(d.path, n.shown(), "want "+anyOf(values))
 			*v = ""
 		}

@@ -5,10 +5,10 @@ import (
 	"github.com/aws/smithy-go"
 )
 
-// enumValues are the values the SDK knows for an enum shape. Schemas name the
+// EnumValues are the values the SDK knows for an enum shape. Schemas name the
 // values of an enum only by their constants, so the types are asked. A shape
 // missing here would take no value at all; a test compares with the schemas.
-func enumValues(s *smithy.Schema) []string {
+func EnumValues(s *smithy.Schema) []string {
 	name := s.TargetID().Name
 	if name == "" {
 		name = s.ID().Name

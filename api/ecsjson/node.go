@@ -127,12 +127,14 @@ func Parse(data []byte) (*Node, Problems) {
 	}
 	var raw json.RawMessage
 	if err := json.Unmarshal(data, &raw); err != nil {
-		offset := len(data)
-		if se := (*json.SyntaxError)(nil); errors.As(err, &se) && int(se.Offset) <= len(data) {
-			offset = max(int(se.Offset)-1, 0)
-		}
 		if len(bytes.TrimSpace(data)) == 0 {
 			return nil, Problems{{Rule: "empty; want a JSON object"}}
+		}
+		// Offset counts the bytes read, the wrong one among them; a text that only
+		// ends too early is all read, and has no wrong one.
+		offset := len(data)
+		if se := (*json.SyntaxError)(nil); errors.As(err, &se) && !strings.HasPrefix(se.Error(), "unexpected end") {
+			offset = max(int(se.Offset)-1, 0)
 		}
 		return nil, Problems{{Rule: position(data, offset) + ": " + err.Error()}}
 	}

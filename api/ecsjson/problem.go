@@ -101,7 +101,7 @@ func Suggest(name string, known []string) (string, bool) {
 		if strings.EqualFold(k, name) {
 			return k, true
 		}
-		if d := edits(name, k); d < distance && d < len(k)/2 {
+		if d := edits(name, k); d < distance && d <= len(k)/2 {
 			best, distance = k, d
 		}
 	}
