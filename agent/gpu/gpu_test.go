@@ -2,13 +2,14 @@ package gpu_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"reflect"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
-
 	"time"
 
 	"github.com/berth-gpu/berth/agent/gpu"
@@ -341,4 +342,45 @@ func BenchmarkSample(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkRound is what an agent does every few seconds: all of 8 GPUs with 6 clients each, the process lists not
+// read by anyone just before. cpu-us/op is this process's time in user and kernel mode.
+func BenchmarkRound(b *testing.B) {
+	spec := steer(b, func(s *nvmlsim.Spec) {
+		for i := range 6 {
+			g := nvmlsim.H200()
+			g.UUID, g.PCIBusID = fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d", i), fmt.Sprintf("00000000:8%d:00.0", i)
+			s.GPUs = append(s.GPUs, g)
+		}
+	})
+	for _, g := range spec.GPUs {
+		for range 6 {
+			start(b, "cuda-client", holding{g.UUID, nvmlsim.KindClient, 1024})
+		}
+	}
+	n := open(b, time.Minute)
+	if _, err := n.Xids(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	stale := time.NewTicker(60 * time.Millisecond)
+	defer stale.Stop()
+	begin := cpuTime(b)
+	for b.Loop() {
+		<-stale.C
+		for _, g := range spec.GPUs {
+			if s, err := n.Sample(b.Context(), g.UUID); err != nil || len(s.Processes) != 6 {
+				b.Fatal(s, err)
+			}
+		}
+	}
+	b.ReportMetric(float64((cpuTime(b)-begin).Microseconds())/float64(b.N), "cpu-us/op")
+}
+
+func cpuTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
