@@ -152,10 +152,17 @@ func (t *Tree) Ensure(ctx context.Context, task string, l Limits) (parent string
 		return "", err
 	}
 	p := t.driver.of(t.instance, task)
-	if err := t.groups.ensure(ctx, p, l); err != nil {
-		return "", fmt.Errorf("control group %s of task %s: %w", p.parent, task, err)
+	for try := 1; ; try++ {
+		err := t.groups.ensure(ctx, p, l)
+		// Another agent's RemoveAll may take the folder above away meanwhile.
+		if errors.Is(err, fs.ErrNotExist) && try < 3 {
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("control group %s of task %s: %w", p.parent, task, err)
+		}
+		return p.parent, nil
 	}
-	return p.parent, nil
 }
 
 // Read is the limits that the kernel has for the task; fs.ErrNotExist when it
@@ -183,7 +190,8 @@ func (t *Tree) Remove(ctx context.Context, task string) error {
 	return t.remove(ctx, t.driver.of(t.instance, task))
 }
 
-// RemoveAll removes the groups of every task and the instance's own.
+// RemoveAll removes the groups of every task and the instance's own, and
+// with it what is above when no other agent has groups.
 func (t *Tree) RemoveAll(ctx context.Context) error {
 	tasks, err := t.List()
 	errs := []error{err}
@@ -193,7 +201,16 @@ func (t *Tree) RemoveAll(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return t.remove(ctx, t.driver.of(t.instance, ""))
+	p := t.driver.of(t.instance, "")
+	if err := t.remove(ctx, p); err != nil {
+		return err
+	}
+	if !t.driver.Systemd {
+		for _, root := range t.groups.roots() {
+			os.Remove(filepath.Join(root, top)) // refused while another agent has groups there
+		}
+	}
+	return nil
 }
 
 func (t *Tree) remove(ctx context.Context, p place) error {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/containerd/cgroups/v3"
 	"github.com/containerd/cgroups/v3/cgroup1"
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
@@ -60,12 +61,14 @@ func (v *v1) ensure(ctx context.Context, p place, l Limits) error {
 			return fmt.Errorf("systemd unit %s: %w", p.unit, err)
 		}
 	}
-	// Made empty first: then Update knows in which order memory and swap can be set.
 	group, err := cgroup1.New(cgroup1.StaticPath(p.dir), &specs.LinuxResources{}, cgroup1.WithHierarchy(v.hierarchy))
 	if err != nil {
 		return err
 	}
 	if err := group.Update(v.resources(l)); err != nil {
+		return err
+	}
+	if err := v.setMemory(p.dir, l); err != nil {
 		return err
 	}
 	if l.PIDs == 0 { // the library never takes a limit away
@@ -76,8 +79,7 @@ func (v *v1) ensure(ctx context.Context, p place, l Limits) error {
 
 func (v *v1) hierarchy() ([]cgroup1.Subsystem, error) { return v.subsystems, nil }
 
-// resources are the limits as the v1 kernel counts them: -1 is none, and
-// swap is memory and swap together.
+// resources are the limits as the v1 kernel counts them, but for memory.
 func (v *v1) resources(l Limits) *specs.LinuxResources {
 	quota, period, shares := int64(-1), uint64(l.period()), uint64(1024)
 	if q := l.quotaUS(); q > 0 {
@@ -86,6 +88,17 @@ func (v *v1) resources(l Limits) *specs.LinuxResources {
 	if l.Shares > 0 {
 		shares = uint64(l.Shares)
 	}
+	return &specs.LinuxResources{
+		CPU:  &specs.LinuxCPU{Quota: &quota, Period: &period, Shares: &shares},
+		Pids: &specs.LinuxPids{Limit: &l.PIDs},
+	}
+}
+
+// setMemory sets memory, and memory and swap together, which the kernel refuses
+// to be the smaller at any moment: so it depends on what was there before which
+// comes first. (The library's Update means to know, and in v3.1.3 changes the
+// places of the wrong two.)
+func (v *v1) setMemory(dir string, l Limits) error {
 	memory, memsw := int64(-1), int64(-1)
 	if l.MemoryBytes > 0 {
 		memory = l.MemoryBytes
@@ -93,15 +106,20 @@ func (v *v1) resources(l Limits) *specs.LinuxResources {
 			memsw = l.MemoryBytes + l.SwapBytes
 		}
 	}
-	r := &specs.LinuxResources{
-		CPU:    &specs.LinuxCPU{Quota: &quota, Period: &period, Shares: &shares},
-		Memory: &specs.LinuxMemory{Limit: &memory},
-		Pids:   &specs.LinuxPids{Limit: &l.PIDs},
+	set := func(name string, value int64) error {
+		return os.WriteFile(v.file("memory", dir, name), []byte(strconv.FormatInt(value, 10)), 0)
 	}
-	if v.swap() {
-		r.Memory.Swap = &memsw
+	const limit, both = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"
+	if !v.swap() {
+		return set(limit, memory)
 	}
-	return r
+	if set(limit, memory) == nil {
+		return set(both, memsw)
+	}
+	if err := set(both, memsw); err != nil {
+		return err
+	}
+	return set(limit, memory)
 }
 
 // swap says that the kernel accounts for swap (swapaccount=1 at boot).
@@ -185,8 +203,13 @@ func (v *v1) remove(ctx context.Context, p place) error {
 	return errors.Join(errs...)
 }
 
+// roots includes v2's, where it is mounted beside v1: Docker puts each container
+// there too, and leaves the parent's folder.
 func (v *v1) roots() []string {
 	var roots []string
+	if cgroups.Mode() == cgroups.Hybrid {
+		roots = append(roots, filepath.Join(mountpoint, "unified"))
+	}
 	for _, s := range v.subsystems {
 		if r, ok := s.(rooted); ok {
 			roots = append(roots, r.Path("/"))

@@ -76,7 +76,7 @@ func call(ctx context.Context, kind *Error, limit time.Duration, transition stri
 	case bounded.Err() != nil:
 		waited := time.Since(begun).Round(time.Second)
 		return ErrTimeout.errorf("Could not transition to %s; timed out after waiting %s (%w)", transition, waited, context.DeadlineExceeded)
-	case errdefs.IsNotFound(err) && kind != ErrCannotCreate:
+	case errdefs.IsNotFound(err) && kind != ErrCannotCreate && kind != ErrCannotPull: // there it is the image
 		return ErrVanished.as(err)
 	default:
 		return kind.as(err)

@@ -40,11 +40,18 @@ func (e *Engine) Logs(ctx context.Context, id string, o LogOptions) (io.ReadClos
 	if !o.Since.IsZero() {
 		options.Since = o.Since.Format(time.RFC3339Nano)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	body, err := e.docker.ContainerLogs(ctx, id, options)
+	// The stream lives as long as the reader; only its beginning has a limit.
+	streaming, cancel := context.WithCancel(ctx)
+	var body io.ReadCloser
+	err = call(ctx, ErrCannotInspect, inspectLimit, "read", func(bounded context.Context) (err error) {
+		stop := context.AfterFunc(bounded, cancel)
+		defer stop()
+		body, err = e.docker.ContainerLogs(streaming, id, options)
+		return err
+	})
 	if err != nil {
 		cancel()
-		return nil, ErrCannotInspect.as(err)
+		return nil, err
 	}
 	l := &logStream{cancel: cancel, body: body, Reader: body, done: make(chan struct{})}
 	if tty { // one raw stream, without Docker's headers
