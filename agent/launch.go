@@ -322,23 +322,23 @@ func (a *Agent) terminateClients(ctx context.Context, j job, id string) {
 
 // forget removes what a stopped task left: containers, volumes, cgroup, record.
 // What fails is tried again with the next list.
-func (a *Agent) forget(rec state.Task) {
-	err := a.remove(a.ctx, rec.ID)
+func (a *Agent) forget(id string) {
+	err := a.remove(a.ctx, id)
 	if err == nil {
-		err = a.store.DeleteTask(rec.ID)
+		err = a.store.DeleteTask(id)
 	}
 	a.post(func() {
-		t := a.tasks[rec.ID]
+		t := a.tasks[id]
 		if t == nil {
 			return
 		}
 		t.forgetting = false
 		if err != nil {
 			t.retryAt = time.Now().Add(retryMost)
-			a.log.Warn("cannot remove a stopped task, retrying", zap.String("task", rec.ID), zap.Error(err))
+			a.log.Warn("cannot remove a stopped task, retrying", zap.String("task", id), zap.Error(err))
 			return
 		}
-		delete(a.tasks, rec.ID)
+		delete(a.tasks, id)
 	})
 }
 

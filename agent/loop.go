@@ -167,7 +167,8 @@ func (a *Agent) begin(t *task, act action) {
 	case verbForget:
 		if !t.forgetting {
 			t.forgetting = true
-			a.owned.Go(func() { a.forget(t.rec) })
+			id := t.rec.ID
+			a.owned.Go(func() { a.forget(id) })
 		}
 		return
 	case verbLaunch:
