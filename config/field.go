@@ -41,6 +41,7 @@ func text(at *string, want string, ok func(string) bool) field {
 	}}
 }
 
+// matching is text that a pattern describes as a whole.
 func matching(at *string, want, pattern string) field {
 	return text(at, want, regexp.MustCompile("^(?:"+pattern+")$").MatchString)
 }
@@ -182,7 +183,7 @@ var attributeText = regexp.MustCompile(`^[a-zA-Z0-9_./:@-]([a-zA-Z0-9_./:@ -]{0,
 // attributes are a map in YAML, and in the environment what ECS writes: {"rack": "b4"}.
 func attributes(at *map[string]string) field {
 	return field{
-		want: "names and values of 1 to 128 letters, digits and _ . / : @ -",
+		want: `names and values of 1 to 128 letters, digits and any of "-_./:@"`,
 		tag:  tagMap,
 		show: func() string { b, _ := json.Marshal(*at); return string(b) },
 		set: func(s string) bool {

@@ -29,7 +29,9 @@ func (l *loader) file(path string, data []byte) {
 	}
 	if err == nil {
 		if err = d.Decode(&more); errors.Is(err, io.EOF) {
-			l.section(path, "", root.Content[0])
+			for _, n := range root.Content {
+				l.section(path, "", n)
+			}
 			return
 		}
 		if err == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -127,12 +128,7 @@ func (l *loader) environment(environ []string) {
 			l.fromEnvironment(s.key, s.env(), value, value)
 		}
 	}
-	names := []string{}
-	for name := range given {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(given)) {
 		switch {
 		case strings.HasPrefix(name, "BERTH_") && !slices.Contains(known, name):
 			l.report("environment", name, "", "unknown setting%s", didYouMean(name, known))

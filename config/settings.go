@@ -73,10 +73,10 @@ const (
 // documented.
 var settings = []setting{
 	{"instance", "", "Name of this agent, unique on its machine; its containers carry it in the label berth.instance. The host name unless it says.", func(a *Agent) field {
-		return matching(&a.Instance, "1 to 63 letters, digits, - _ and .", `[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}`)
+		return matching(&a.Instance, `1 to 63 letters, digits and any of "-_."`, `[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}`)
 	}},
 	{"cluster", "ECS_CLUSTER", "The cluster this machine belongs to.", func(a *Agent) field {
-		return matching(&a.Cluster, "1 to 255 letters, digits, - and _", `[a-zA-Z0-9_-]{1,255}`)
+		return matching(&a.Cluster, `1 to 255 letters, digits and any of "-_"`, `[a-zA-Z0-9_-]{1,255}`)
 	}},
 	{"attributes", "ECS_INSTANCE_ATTRIBUTES", "What placement may choose this machine by.", func(a *Agent) field { return attributes(&a.Attributes) }},
 	{"runDir", "", "Sockets and the MPS pipe folders. It must survive a restart of the agent, and need not survive a reboot.", func(a *Agent) field { return folder(&a.RunDir) }},
@@ -97,7 +97,7 @@ var settings = []setting{
 		return word(&a.Docker.Runtime, RuntimeAuto, RuntimeNvidia, RuntimeCDI, RuntimePlain)
 	}},
 	{"docker.nvidiaRuntime", "ECS_NVIDIA_RUNTIME", "What Docker calls NVIDIA's runtime.", func(a *Agent) field {
-		return matching(&a.Docker.NvidiaRuntime, "a name of letters, digits, - _ and .", `[a-zA-Z0-9_.-]+`)
+		return matching(&a.Docker.NvidiaRuntime, `a name of letters, digits and any of "-_."`, `[a-zA-Z0-9_.-]+`)
 	}},
 	{"docker.pullBehavior", "ECS_IMAGE_PULL_BEHAVIOR", "When an image is pulled: default pulls and falls back to what is there, always pulls or fails, once pulls what is not there, prefer-cached pulls only what is missing.", func(a *Agent) field {
 		return word(&a.Docker.PullBehavior, PullDefault, PullAlways, PullOnce, PullPreferCached)
@@ -155,7 +155,7 @@ var notHonoured = map[string]string{
 	"ECS_APPARMOR_CAPABLE":                         "Docker knows it by itself",
 	"ECS_AVAILABLE_LOGGING_DRIVERS":                "what Docker has is available",
 	"ECS_AWSVPC_BLOCK_IMDS":                        "berth has no awsvpc networking",
-	"ECS_BACKEND_HOST":                             "berth speaks to its own placement server",
+	"ECS_BACKEND_HOST":                             "berth does not speak to AWS",
 	"ECS_CHECKPOINT":                               "berth always keeps its state, in stateDir",
 	"ECS_DISABLE_DOCKER_HEALTH_CHECK":              "health checks of a task definition are always run",
 	"ECS_DISABLE_IMAGE_CLEANUP":                    "berth removes no images",
