@@ -264,7 +264,7 @@ func TestOpenFails(t *testing.T) {
 		cmd := exec.Command(self)
 		cmd.Env = append(os.Environ(), "GPU_TEST_OPEN=/nonexistent/libnvidia-ml.so.1")
 		out, err := cmd.CombinedOutput()
-		want := "no NVML library: /nonexistent/libnvidia-ml.so.1 cannot be loaded; install the NVIDIA driver on this machine, or give the path of its libnvidia-ml.so.1\n"
+		want := "no NVML library: /nonexistent/libnvidia-ml.so.1 cannot be loaded; install the NVIDIA driver on this machine, or name its libnvidia-ml.so.1 in gpu.nvmlLibrary\n"
 		if string(out) != want || err != nil {
 			t.Errorf("%q, %v", out, err)
 		}

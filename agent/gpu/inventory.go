@@ -139,7 +139,7 @@ func (n *NVML) read(ctx context.Context, m machineFacts, f seen, all []seen) Dev
 		err := n.facts(handle, &d)
 		if err == nil {
 			d.NVLinks = n.links(handle)
-			d.Peers, err = n.peers(handle, d, all)
+			d.Peers = n.peers(handle, d, all)
 		}
 		return d, err
 	})
@@ -253,7 +253,7 @@ var paths = map[nvml.GpuTopologyLevel]Path{
 }
 
 // peers leaves out a GPU that does not answer.
-func (n *NVML) peers(handle nvml.Device, d Device, all []seen) ([]Peer, error) {
+func (n *NVML) peers(handle nvml.Device, d Device, all []seen) []Peer {
 	var peers []Peer
 	for _, other := range all {
 		if other.uuid == d.UUID || !n.has["nvmlDeviceGetTopologyCommonAncestor"] {
@@ -274,7 +274,7 @@ func (n *NVML) peers(handle nvml.Device, d Device, all []seen) ([]Peer, error) {
 		}
 		peers = append(peers, peer)
 	}
-	return peers, nil
+	return peers
 }
 
 func cString(chars []int8) string {
@@ -393,7 +393,7 @@ func (n *NVML) initAnew() error {
 		}
 	}
 	if ret := n.lib.Init(); ret != nvml.SUCCESS {
-		return initError(process.path, ret)
+		return initError(n.options.LibraryPath, ret)
 	}
 	n.epoch.Add(1) // handles of before are void
 	n.mu.Lock()

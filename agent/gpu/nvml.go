@@ -88,10 +88,10 @@ func Open(libraryPath string) (*NVML, error) { return OpenWith(Options{LibraryPa
 // OpenWith is Open with deadlines.
 func OpenWith(o Options) (*NVML, error) {
 	o = o.withDefaults()
-	path := o.LibraryPath
-	if path == "" {
-		path = "libnvidia-ml.so.1"
+	if o.LibraryPath == "" {
+		o.LibraryPath = "libnvidia-ml.so.1"
 	}
+	path := o.LibraryPath
 	process.Lock()
 	defer process.Unlock()
 	if process.open {
@@ -129,7 +129,7 @@ func OpenWith(o Options) (*NVML, error) {
 func initError(path string, ret nvml.Return) error {
 	switch ret {
 	case nvml.ERROR_LIBRARY_NOT_FOUND:
-		return fmt.Errorf("%w: %s cannot be loaded; install the NVIDIA driver on this machine, or give the path of its libnvidia-ml.so.1", ErrNoLibrary, path)
+		return fmt.Errorf("%w: %s cannot be loaded; install the NVIDIA driver on this machine, or name its libnvidia-ml.so.1 in gpu.nvmlLibrary", ErrNoLibrary, path)
 	case nvml.ERROR_DRIVER_NOT_LOADED:
 		return fmt.Errorf("%w: load it (modprobe nvidia) or install the driver for this kernel", ErrNoDriver)
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:

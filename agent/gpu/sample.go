@@ -126,18 +126,18 @@ func (n *NVML) processes(d nvml.Device, uuid string) ([]Process, error) {
 func merge(compute, mps []nvml.ProcessInfo) []Process {
 	all := make([]Process, 0, len(compute)+len(mps))
 	for _, p := range mps {
-		all = append(all, process1(p, KindMPSClient))
+		all = append(all, processOf(p, KindMPSClient))
 	}
 	for _, p := range compute {
 		if !slices.ContainsFunc(mps, func(m nvml.ProcessInfo) bool { return m.Pid == p.Pid }) {
-			all = append(all, process1(p, KindCompute))
+			all = append(all, processOf(p, KindCompute))
 		}
 	}
 	slices.SortFunc(all, func(a, b Process) int { return a.PID - b.PID })
 	return all
 }
 
-func process1(p nvml.ProcessInfo, kind Kind) Process {
+func processOf(p nvml.ProcessInfo, kind Kind) Process {
 	used := int64(-1)
 	if p.UsedGpuMemory != math.MaxUint64 { // NVML_VALUE_NOT_AVAILABLE
 		used = mibUp(p.UsedGpuMemory)

@@ -166,7 +166,8 @@ func (l *listener) register() error {
 	n.mu.Lock()
 	var lacking []string
 	for uuid, d := range n.devices {
-		if d.last.UUID != "" && !l.has(uuid) {
+		// One that does not answer now could make this call hang, and with it the events of all.
+		if d.last.UUID != "" && d.last.Err == nil && d.hung() == nil && !l.has(uuid) {
 			lacking = append(lacking, uuid)
 		}
 	}
