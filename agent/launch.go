@@ -33,6 +33,7 @@ type job struct {
 	seen      seen
 	there     bool
 	stopAfter time.Duration
+	enter     func() error
 	closed    string // why a GPU of it was closed when the job was made
 }
 
@@ -180,10 +181,20 @@ func (a *Agent) launch(ctx context.Context, j job) outcome {
 			return a.failed(ctx, &engine.Error{Code: "ResourceInitializationError", Err: err})
 		}
 		j.request.CgroupParent = parent
-		if err := a.gate(ctx, j); err != nil {
+	}
+	if len(j.units) > 0 {
+		if err := j.enter(); err != nil {
 			return outcome{err: err, refused: true}
 		}
-		if id, err = a.docker.Create(ctx, j.request); err != nil {
+	}
+	if !j.there {
+		var err error
+		if err = a.gate(ctx, j); err != nil {
+			return outcome{err: err, refused: true}
+		}
+		create, cancel := context.WithTimeout(ctx, a.settings.Docker.CreateTimeout)
+		defer cancel()
+		if id, err = a.docker.Create(create, j.request); err != nil {
 			return a.failed(ctx, err)
 		}
 	}

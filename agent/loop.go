@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -58,8 +59,9 @@ type task struct {
 
 // operation is something slow under way for one container.
 type operation struct {
-	verb   verb
-	cancel context.CancelFunc
+	verb    verb
+	cancel  context.CancelFunc
+	entered bool // a launch that may have passed the gate: it counts as a client
 }
 
 const (
@@ -174,7 +176,9 @@ func (a *Agent) begin(t *task, act action) {
 	case verbLaunch:
 		job, err := a.job(t, act.container)
 		ctx, cancel := context.WithCancel(a.ctx)
-		t.busy[act.container] = &operation{verb: verbLaunch, cancel: cancel}
+		op := &operation{verb: verbLaunch, cancel: cancel}
+		t.busy[act.container] = op
+		job.enter = func() error { return a.call(ctx, func() error { return a.enter(t, op) }) }
 		a.owned.Go(func() {
 			defer cancel()
 			var got outcome
@@ -374,9 +378,26 @@ func (a *Agent) find(prefix string) (*task, error) {
 	return found, nil
 }
 
+// enter lets a launch go to the gate. From the end of this round the GPU's holder
+// knows of it, so that a daemon that is lost from now on is not replaced before
+// the launch has ended one way or the other.
+func (a *Agent) enter(t *task, op *operation) error {
+	want := mps.PhaseDedicated
+	if t.shared() {
+		want = mps.PhaseHeld
+	}
+	for _, id := range t.rec.GPUs {
+		if u := a.unit(id); u.holder != nil && u.status.State != want {
+			return fmt.Errorf("GPU %s is %s: %s", id, u.status.State, cmp.Or(u.status.Reason, "on its way"))
+		}
+	}
+	op.entered = true
+	return nil
+}
+
 // informHolders tells each GPU's holder how it is to be used and how many
 // capped containers are alive on it: those that run, and those whose launch is
-// under way and may have passed the gate.
+// under way and have entered.
 func (a *Agent) informHolders() {
 	for _, u := range a.units {
 		if u.holder == nil {
@@ -394,7 +415,8 @@ func (a *Agent) informHolders() {
 			for i := range t.def.ContainerDefinitions {
 				c := &t.def.ContainerDefinitions[i]
 				_, _, shared := taskdef.Share(c)
-				if shared && (t.seen[*c.Name].Running || t.busy[*c.Name] != nil) {
+				op := t.busy[*c.Name]
+				if shared && (t.seen[*c.Name].Running || (op != nil && op.entered)) {
 					clients++
 				}
 			}

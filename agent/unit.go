@@ -134,7 +134,7 @@ func (a *Agent) openUnits(ctx context.Context) error {
 			u.status = mps.Status{State: mps.PhaseUnsupported, Reason: u.noSharing, Since: a.started}
 			continue
 		}
-		u.holder = mps.New(a.mpsConfig(), dev, rec.MPS, a.hooks(u, rec), a.log.With(zap.String("gpu", d.UUID)))
+		u.holder = mps.New(a.mpsConfig(), dev, rec.MPS, a.hooks(u, rec), a.log)
 		u.status = u.holder.Status()
 	}
 	return nil

@@ -125,7 +125,7 @@ func newRig(t testing.TB, memoryMiB ...int64) *rig {
 	spec := nvmlsim.Spec{}
 	for i, mib := range memoryMiB {
 		g := nvmlsim.H100()
-		g.TotalBytes, g.ReservedBytes = mib<<20+g.ReservedBytes, g.ReservedBytes
+		g.TotalBytes = mib<<20 + g.ReservedBytes
 		g.UUID = fmt.Sprintf("GPU-%08d-%s-4000-8000-000000000000", i, hex.EncodeToString(id[:2]))
 		r.gpus = append(r.gpus, g.UUID)
 		spec.GPUs = append(spec.GPUs, g)

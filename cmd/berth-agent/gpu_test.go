@@ -1,0 +1,210 @@
+package main_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/berth-gpu/berth/api"
+)
+
+const gib = 1024
+
+// Four tasks of 20 GiB and one of 30 GiB on two GPUs of 80 GiB.
+func TestFiveTasksOnTwoGPUs(t *testing.T) {
+	r := newRig(t, 80*gib, 80*gib)
+	for i := 1; i <= 4; i++ {
+		d := shared(20*gib, 0, "run", "--memory", "18GiB", "--print-env")
+		d.CPU, d.Memory = "256", "128"
+		if i == 1 {
+			d = shared(20*gib, 40, "run", "--memory", "18GiB", "--print-env")
+			d.CPU, d.Memory = "256", "128"
+		}
+		r.want(fmt.Sprintf("1-small-%d", i), d)
+	}
+	r.want("2-large", shared(30*gib, 0, "run", "--memory", "28GiB"))
+	r.start()
+	r.until("all five run", func() bool {
+		for _, name := range []string{"1-small-1", "1-small-2", "1-small-3", "1-small-4", "2-large"} {
+			if !r.running(name) || !strings.Contains(r.logs(name), "allocated:") {
+				return false
+			}
+		}
+		return true
+	})
+
+	t.Run("best fit fills one GPU first", func(t *testing.T) {
+		for i := 1; i <= 4; i++ {
+			if got := r.task(fmt.Sprintf("1-small-%d", i)).GPUIDs; got[0] != r.gpus[0] {
+				t.Errorf("small %d is on %s", i, got)
+			}
+		}
+		if got := r.task("2-large").GPUIDs; got[0] != r.gpus[1] {
+			t.Errorf("the large one is on %s", got)
+		}
+		if g := r.gpu(0); g.SharingMode != api.ModeNvidiaMPS || g.RemainingMemoryInMiB != 0 || g.ContainerCount != 4 || !g.Held || len(g.Slices) != 4 {
+			t.Errorf("GPU 0: %+v", g)
+		}
+	})
+	t.Run("environment, mounts and devices inside", func(t *testing.T) {
+		env := r.exec("1-small-1", "env")
+		for _, want := range []string{
+			"NVIDIA_VISIBLE_DEVICES=" + r.gpus[0] + "\n",
+			"CUDA_MPS_PIPE_DIRECTORY=/run/berth/mps\n",
+			"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M\n",
+			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40\n",
+		} {
+			if !strings.Contains(env, want) {
+				t.Errorf("%q is not in\n%s", want, env)
+			}
+		}
+		if env := r.exec("1-small-2", "env"); strings.Contains(env, "ACTIVE_THREAD_PERCENTAGE") {
+			t.Errorf("no percentage was asked for:\n%s", env)
+		}
+		if ls := strings.Fields(r.exec("1-small-1", "ls", "/run/berth/mps")); len(ls) != 5 || ls[4] != "control" {
+			t.Errorf("the client folder holds %q, want control alone", ls)
+		}
+		if !strings.Contains(mountLine(r.exec("1-small-1", "cat", "/proc/mounts"), "/run/berth/mps"), " ro,") {
+			t.Error("the client folder is not mounted read-only")
+		}
+		spec, err := r.machine.Spec()
+		if err != nil {
+			t.Fatal(err)
+		}
+		granted, other := fmt.Sprintf("/dev/nvidia%d", spec.GPUs[0].Minor), fmt.Sprintf("/dev/nvidia%d", spec.GPUs[1].Minor)
+		if got := r.exec("1-small-1", "open", granted); !strings.Contains(got, "ENXIO") {
+			t.Errorf("the granted GPU: %s, want ENXIO on a machine without hardware", got)
+		}
+		if got := r.exec("1-small-1", "ls", "/dev"); strings.Contains(got, filepath.Base(other)) {
+			t.Errorf("the other GPU's node is in the container:\n%s", got)
+		}
+	})
+	t.Run("the cgroup's numbers", func(t *testing.T) {
+		pid := r.container("1-small-1").PID
+		for file, want := range map[string]string{
+			"cpu/cpu.cfs_quota_us":         "25000",
+			"memory/memory.limit_in_bytes": "134217728",
+		} {
+			if got := taskCgroup(t, pid, file); got != want {
+				t.Errorf("%s is %s, want %s", file, got, want)
+			}
+		}
+	})
+	t.Run("a client over its cap is refused, its neighbours notice nothing", func(t *testing.T) {
+		before := r.logs("1-small-3")
+		out := r.exec("1-small-2", "run", "--memory", "21GiB")
+		if !strings.Contains(out, "OUT_OF_MEMORY") {
+			t.Errorf("over the cap: %s", out)
+		}
+		if after := r.logs("1-small-3"); after != before {
+			t.Errorf("the neighbour said more: %q", strings.TrimPrefix(after, before))
+		}
+	})
+	t.Run("a sixth waits and says what each GPU lacks", func(t *testing.T) {
+		r.want("3-sixth", shared(60*gib, 0, "run"))
+		r.until("it waits", func() bool { return len(r.inst().Waiting) == 1 })
+		got := r.inst().Waiting[0]
+		want := []string{
+			fmt.Sprintf("GPU 0 (%s): 61440 MiB wanted, 0 MiB free: 61440 MiB short", r.gpus[0]),
+			fmt.Sprintf("GPU 1 (%s): 61440 MiB wanted, 51200 MiB free: 10240 MiB short", r.gpus[1]),
+		}
+		if strings.Join(got.Reasons, "\n") != strings.Join(want, "\n") {
+			t.Errorf("got  %q\nwant %q", got.Reasons, want)
+		}
+		r.drop("3-sixth")
+	})
+	t.Run("a whole-GPU task never lands on a shared GPU", func(t *testing.T) {
+		r.want("4-whole", whole("1", "run", "--memory", "1GiB"))
+		r.until("it waits", func() bool { return len(r.inst().Waiting) == 1 && r.inst().Waiting[0].Name == "4-whole" })
+		r.drop("2-large")
+		r.until("it runs once a GPU is idle", func() bool { return r.running("4-whole") })
+		if got := r.gpu(1); got.SharingMode != api.ModeDedicated || got.ComputeMode != "DEFAULT" || got.MPS.ServerPID != 0 {
+			t.Errorf("GPU 1: %+v", got)
+		}
+		if env := r.exec("4-whole", "env"); strings.Contains(env, "CUDA_MPS") || !strings.Contains(env, "NVIDIA_VISIBLE_DEVICES="+r.gpus[1]) {
+			t.Errorf("a whole-GPU container gets no pipe folder:\n%s", env)
+		}
+		r.want("5-share", shared(1*gib, 0, "run"))
+		r.until("a share waits beside it", func() bool { return len(r.inst().Waiting) == 1 && r.inst().Waiting[0].Name == "5-share" })
+		if why := strings.Join(r.inst().Waiting[0].Reasons, "\n"); !strings.Contains(why, "a whole-GPU task has it") {
+			t.Errorf("got %s", why)
+		}
+	})
+}
+
+// mountLine is the line of /proc/mounts for a mount point.
+func mountLine(mounts, at string) string {
+	for _, line := range strings.Split(mounts, "\n") {
+		if f := strings.Fields(line); len(f) > 3 && f[1] == at {
+			return line
+		}
+	}
+	return ""
+}
+
+// taskCgroup reads a number of the cgroup that the container of a process lies
+// in: the task's. The names are those of cgroup v1.
+func taskCgroup(t *testing.T, pid int, file string) string {
+	t.Helper()
+	controller, name := filepath.Split(file)
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(string(b), "\n") {
+		f := strings.SplitN(line, ":", 3)
+		if len(f) == 3 && slices.Contains(strings.Split(f[1], ","), filepath.Clean(controller)) {
+			b, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", controller, filepath.Dir(f[2]), name))
+			if err != nil {
+				t.Error(err)
+			}
+			return strings.TrimSpace(string(b))
+		}
+	}
+	t.Errorf("process %d is in no cgroup of %s:\n%s", pid, controller, b)
+	return ""
+}
+
+// A container without a GPU, or with another one, cannot open a GPU's node even
+// where it makes the node itself.
+func TestDeviceNodes(t *testing.T) {
+	r := newRig(t, 80*gib, 80*gib)
+	r.want("1-none", plain("sleep", "1h"))
+	r.want("2-one", whole("1", "sleep", "1h"))
+	r.start()
+	r.until("both run", func() bool { return r.running("1-none") && r.running("2-one") })
+	spec, err := r.machine.Spec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := func(i int) string { return fmt.Sprintf("/dev/nvidia%d", spec.GPUs[i].Minor) }
+	mknod := func(task string, i int) {
+		t.Helper()
+		// From outside: the sample image has no mknod. The device cgroup is the container's all the same.
+		pid := r.container(task).PID
+		out, err := exec.CommandContext(context.Background(), "mknod", fmt.Sprintf("/proc/%d/root%s", pid, node(i)), "c", "195", fmt.Sprint(spec.GPUs[i].Minor)).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	mknod("1-none", 0)
+	mknod("2-one", 1)
+	for _, tt := range []struct {
+		name, task string
+		gpu        int
+		want       string
+	}{
+		{"without a GPU", "1-none", 0, "EPERM"},
+		{"with another GPU", "2-one", 1, "EPERM"},
+		{"the granted one", "2-one", 0, "ENXIO"},
+	} {
+		if got := r.exec(tt.task, "open", node(tt.gpu)); !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
