@@ -230,9 +230,13 @@ func (d *daemon) cannotAdopt(ctx context.Context, p Process) string {
 // lookServers finds the daemon's server among ours. A server that was recorded
 // was ready; of another one the daemon or its log has to say so.
 func (d *daemon) lookServers(ctx context.Context, f Found, recorded Process) (Found, error) {
+	cannot := func(err error) (Found, error) {
+		f.Problem = fmt.Sprintf("the MPS control daemon (%v) does not tell of its servers: %v", f.Daemon, err)
+		return f, ctx.Err()
+	}
 	list, err := d.control.Servers(ctx)
 	if err != nil {
-		return Found{}, err
+		return cannot(err)
 	}
 	for _, pid := range list {
 		p, err := identify(pid)
@@ -251,7 +255,7 @@ func (d *daemon) lookServers(ctx context.Context, f Found, recorded Process) (Fo
 				f.Starting = true
 			}
 		case err != nil:
-			return Found{}, err
+			return cannot(err)
 		case status == "ACTIVE":
 			f.Server = p
 		case status == "FAULT":

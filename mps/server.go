@@ -22,6 +22,16 @@ const askEvery = 250 * time.Millisecond
 
 // startServer has a server come up and returns it when it is ready.
 func (d *daemon) startServer(ctx context.Context, parent Process, id string) (Process, error) {
+	ours, cancel := context.WithTimeout(ctx, d.cfg.ServerStartTimeout)
+	defer cancel()
+	p, err := d.awaitServer(ours, parent, id)
+	if err != nil && ours.Err() != nil && ctx.Err() == nil {
+		return p, &startError{reason: fmt.Sprintf("no MPS server of the control daemon (%v) is ready after %v", parent, d.cfg.ServerStartTimeout)}
+	}
+	return p, err
+}
+
+func (d *daemon) awaitServer(ctx context.Context, parent Process, id string) (Process, error) {
 	// A server takes the defaults of the moment it is made, and any user of the
 	// client folder can have set them [B].
 	if err := d.reapply(ctx); err != nil {
@@ -39,8 +49,6 @@ func (d *daemon) startServer(ctx context.Context, parent Process, id string) (Pr
 			return Process{}, fmt.Errorf("start_server: %w", err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.cfg.ServerStartTimeout)
-	defer cancel()
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	var asked time.Time
@@ -90,9 +98,6 @@ func (d *daemon) startServer(ctx context.Context, parent Process, id string) (Pr
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
-				return Process{}, &startError{reason: fmt.Sprintf("the MPS server (pid %d) is not ready after %v", pid, d.cfg.ServerStartTimeout)}
-			}
 			return Process{}, ctx.Err()
 		}
 	}
@@ -133,7 +138,11 @@ func (d *daemon) recognise(pid int, parent Process, id string) (Process, error) 
 // stopServers shuts down every server of the daemon, by force when it does not
 // go, and sees to it that none is left.
 func (d *daemon) stopServers(ctx context.Context, force bool) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*d.cfg.StopTimeout)
+	limit := d.cfg.StopTimeout
+	if !force {
+		limit *= 2 // one to go by themselves, one by force
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	began := time.Now()
 	tick := time.NewTicker(pollEvery)
@@ -165,7 +174,7 @@ func (d *daemon) stopServers(ctx context.Context, force bool) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("the MPS servers %v are not gone %v after shutdown_server -f", keys(told), 2*d.cfg.StopTimeout)
+			return fmt.Errorf("the MPS servers %v are not gone %v after shutdown_server -f", keys(told), limit)
 		}
 	}
 }
