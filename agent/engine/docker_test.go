@@ -75,8 +75,14 @@ var loaded = sync.OnceValue(func() error {
 		return err
 	}
 	defer e.Close()
-	_, err = e.LoadImage(context.Background(), image, &rootfs, []string{`ENTRYPOINT ["/probe"]`, "ENV NVIDIA_VISIBLE_DEVICES=all FROM_IMAGE=yes"})
-	return err
+	id, err := e.LoadImage(context.Background(), image, &rootfs, []string{`ENTRYPOINT ["/probe"]`, "ENV NVIDIA_VISIBLE_DEVICES=all FROM_IMAGE=yes"})
+	if err != nil {
+		return err
+	}
+	if found, err := e.ImageID(context.Background(), image); err != nil || found != id {
+		return fmt.Errorf("loaded as %q, and found as %q, %v", id, found, err)
+	}
+	return nil
 })
 
 // place is where a test's containers live.

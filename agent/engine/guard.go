@@ -82,6 +82,16 @@ func refused(r Request) error {
 		return r.errorf("volumesFrom[0]: %q; mount the same volume in both containers instead", value(c.VolumesFrom[0].SourceContainer))
 	case len(c.Links) > 0:
 		return r.errorf("links[0]: %q; publish a port and use it instead", c.Links[0])
+	case len(c.EnvironmentFiles) > 0:
+		return r.errorf("environmentFiles[0]: %q; give environment", value(c.EnvironmentFiles[0].Value))
+	case len(c.Secrets) > 0:
+		return r.errorf("secrets[0]: %q; berth reads no secrets", value(c.Secrets[0].Name))
+	case len(c.CredentialSpecs) > 0:
+		return r.errorf("credentialSpecs[0]: %q; they are for Windows", c.CredentialSpecs[0])
+	case c.FirelensConfiguration != nil:
+		return r.errorf("firelensConfiguration.type: %q; give a logConfiguration that Docker has", c.FirelensConfiguration.Type)
+	case c.RepositoryCredentials != nil:
+		return r.errorf("repositoryCredentials.credentialsParameter: %q; berth reads no secrets", value(c.RepositoryCredentials.CredentialsParameter))
 	case c.LogConfiguration != nil && len(c.LogConfiguration.SecretOptions) > 0:
 		return r.errorf("logConfiguration.secretOptions[0]: %q; berth reads no secrets", value(c.LogConfiguration.SecretOptions[0].Name))
 	}
@@ -109,8 +119,8 @@ func guardDevice(r Request, field, host string, m machine) error {
 }
 
 // guardPath is about a folder of the machine that a definition mounts. It
-// returns the folder's real path, which is what Docker is given: a link that is
-// turned elsewhere later leads nowhere new.
+// returns the folder's real path, which is what Docker is given; Start looks
+// again whether it still is one.
 func guardPath(field, source string, shared bool, s Settings, m machine) (string, error) {
 	if !path.IsAbs(source) {
 		return "", fmt.Errorf("%s: %q; an absolute path", field, source)

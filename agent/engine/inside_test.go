@@ -298,6 +298,33 @@ func TestWhatIsRefusedMakesNoContainer(t *testing.T) {
 	}
 }
 
+func TestAFolderThatBecameALinkIsNotMounted(t *testing.T) {
+	p := docker(t)
+	dir := filepath.Join(t.TempDir(), "data")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	id, err := p.Create(p.ctx, p.request(func(d *task, c *container, _ *request) {
+		d.Volumes = []types.Volume{{Name: ptr("v"), Host: &types.HostVolumeProperties{SourcePath: &dir}}}
+		c.MountPoints = []types.MountPoint{{SourceVolume: ptr("v"), ContainerPath: ptr("/data")}}
+	}, "wait"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/etc", dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(p.ctx, id); !errors.Is(err, engine.ErrCannotStart) || !strings.Contains(err.Error(), `"`+dir+`" is a link`) {
+		t.Errorf("start: %v", err)
+	}
+	if c := p.inspect(id); c.State != engine.Created {
+		t.Errorf("it is %s", c.State)
+	}
+}
+
 func TestLabelsOutside(t *testing.T) {
 	p := docker(t)
 	r := p.request(func(_ *task, c *container, _ *request) {

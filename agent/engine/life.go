@@ -3,6 +3,8 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -12,8 +14,28 @@ import (
 // Start starts a container that was made. One that runs already is left alone.
 func (e *Engine) Start(ctx context.Context, id string) error {
 	return call(ctx, ErrCannotStart, startLimit, "running", func(ctx context.Context) error {
+		if err := e.unmoved(ctx, id); err != nil {
+			return err
+		}
 		return e.docker.ContainerStart(ctx, id, container.StartOptions{})
 	})
+}
+
+// unmoved says that the machine's folders which the container mounts are where
+// the rules of guard.go found them. Docker follows links at each start, and who
+// can write to a folder above could have turned it into one since.
+func (e *Engine) unmoved(ctx context.Context, id string) error {
+	r, err := e.docker.ContainerInspect(ctx, id)
+	if err != nil {
+		return err
+	}
+	for _, bind := range r.HostConfig.Binds {
+		source, _, _ := strings.Cut(bind, ":")
+		if real, err := resolve(source); err != nil || real != source {
+			return fmt.Errorf("volume folder %q is a link since the container was made (to %q, %v); put the folder back, or start the task anew", source, real, err)
+		}
+	}
+	return nil
 }
 
 // Signal sends a signal ("TERM", "KILL", ...) to the container's first
@@ -43,7 +65,7 @@ func (e *Engine) Kill(ctx context.Context, id string) error { return e.Signal(ct
 // takes; ctx bounds it.
 func (e *Engine) Wait(ctx context.Context, id string) (Container, error) {
 	done, failed := e.docker.ContainerWait(ctx, id, container.WaitConditionNotRunning)
-	select {
+	select { // ctx ends the request, and so comes out of failed
 	case <-done:
 	case err := <-failed:
 		switch {
@@ -53,8 +75,6 @@ func (e *Engine) Wait(ctx context.Context, id string) (Container, error) {
 			return Container{}, ErrVanished.as(err)
 		}
 		return Container{}, ErrCannotInspect.as(err)
-	case <-ctx.Done():
-		return Container{}, ctx.Err()
 	}
 	return e.Inspect(ctx, id)
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -15,6 +14,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ecs/types"
 	"github.com/berth-gpu/berth/agent/cgroup"
 	"github.com/berth-gpu/berth/agent/engine"
+	dockercontainer "github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/client"
 	"go.uber.org/zap"
 )
 
@@ -67,12 +68,17 @@ func TestCreateTwiceMakesOneContainer(t *testing.T) {
 func TestAStrangersContainerOfTheSameNameIsLeftAlone(t *testing.T) {
 	p := docker(t)
 	r := p.request(nil, "wait")
-	out, err := exec.Command("docker", "create", "--name", r.Labels.Name(), "--label", engine.LabelInstance+"=stranger", image, "wait").CombinedOutput()
+	raw, err := client.NewClientWithOpts(client.WithHost(p.Host()), client.WithAPIVersionNegotiation())
 	if err != nil {
-		t.Fatalf("docker create: %v: %s", err, out)
+		t.Fatal(err)
 	}
-	stranger := strings.TrimSpace(string(out))
-	t.Cleanup(func() { exec.Command("docker", "rm", "-f", stranger).Run() })
+	defer raw.Close()
+	made, err := raw.ContainerCreate(p.ctx, &dockercontainer.Config{Image: image, Labels: map[string]string{engine.LabelInstance: "stranger"}}, nil, nil, nil, r.Labels.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger := made.ID
+	defer p.Remove(p.ctx, stranger)
 	_, err = p.Create(p.ctx, r)
 	if !errors.Is(err, engine.ErrCannotCreate) || !strings.Contains(err.Error(), stranger[:12]) || !strings.Contains(err.Error(), r.Labels.Name()) {
 		t.Errorf("create: %v", err)

@@ -23,8 +23,8 @@ type Grant struct {
 	Mounts         []Mount
 	Devices        []Device // device nodes, opened through Docker's device cgroup
 	Runtime        string   // "nvidia", or empty for Docker's default
-	CDI            []string // CDI device names, for an engine with Info.CDI
-	VisibleDevices string   // NVIDIA_VISIBLE_DEVICES, always set; empty: "void"
+	CDI            []string // CDI device names, for an engine with Info.CDI; leave VisibleDevices empty then
+	VisibleDevices string   // NVIDIA_VISIBLE_DEVICES, always set; empty: "void", with which the nvidia runtime adds nothing
 	Shared         bool     // the GPU is shared: the rules of guard.go hold
 }
 

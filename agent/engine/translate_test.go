@@ -273,6 +273,18 @@ func TestRefused(t *testing.T) {
 		{"volumes from another container", either, func(r *Request) { r.Container.VolumesFrom = []types.VolumeFrom{{SourceContainer: p("other")}} },
 			`containerDefinitions[1].volumesFrom[0]: "other"; mount the same volume in both containers instead`},
 		{"links", either, func(r *Request) { r.Container.Links = []string{"other"} }, `containerDefinitions[1].links[0]: "other"; publish a port and use it instead`},
+		{"a secret", either, func(r *Request) { r.Container.Secrets = []types.Secret{{Name: p("KEY")}} }, `containerDefinitions[1].secrets[0]: "KEY"; berth reads no secrets`},
+		{"a file of variables", either, func(r *Request) {
+			r.Container.EnvironmentFiles = []types.EnvironmentFile{{Value: p("arn:aws:s3:::b/vars.env")}}
+		}, `containerDefinitions[1].environmentFiles[0]: "arn:aws:s3:::b/vars.env"; give environment`},
+		{"a credential spec", either, func(r *Request) { r.Container.CredentialSpecs = []string{"credentialspec:x"} },
+			`containerDefinitions[1].credentialSpecs[0]: "credentialspec:x"; they are for Windows`},
+		{"FireLens", either, func(r *Request) {
+			r.Container.FirelensConfiguration = &types.FirelensConfiguration{Type: types.FirelensConfigurationTypeFluentbit}
+		}, `containerDefinitions[1].firelensConfiguration.type: "fluentbit"; give a logConfiguration that Docker has`},
+		{"credentials of a registry", either, func(r *Request) {
+			r.Container.RepositoryCredentials = &types.RepositoryCredentials{CredentialsParameter: p("arn:x")}
+		}, `containerDefinitions[1].repositoryCredentials.credentialsParameter: "arn:x"; berth reads no secrets`},
 		{"a secret for the log driver", either, func(r *Request) {
 			r.Container.LogConfiguration = &types.LogConfiguration{SecretOptions: []types.Secret{{Name: p("token")}}}
 		}, `containerDefinitions[1].logConfiguration.secretOptions[0]: "token"; berth reads no secrets`},
