@@ -94,40 +94,44 @@ func clip(s string) string {
 }
 
 // Suggest finds the name that a mistyped one was probably meant to be: the
-// same letters in another case, or at most two letters off.
+// same letters in another case, or at most two slips off.
 func Suggest(name string, known []string) (string, bool) {
 	best, distance := "", 3
 	for _, k := range known {
 		if strings.EqualFold(k, name) {
 			return k, true
 		}
-		if d := edits(name, k); d < distance && d <= len(k)/2 {
+		if d := edits(name, k); d < distance && d < len(k)/2 {
 			best, distance = k, d
 		}
 	}
 	return best, best != ""
 }
 
-// edits is the Levenshtein distance in bytes, cut short for names so different
-// in length that it cannot matter.
+// edits counts the letters put in, left out, changed or swapped with the next
+// between two names, cut short where they are so different in length that it
+// cannot matter.
 func edits(a, b string) int {
 	if len(a)-len(b) > 2 || len(b)-len(a) > 2 {
 		return 3
 	}
-	row := make([]int, len(b)+1)
+	before, row, next := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
+		next[0] = i + 1
 		for j := range len(b) {
-			cost := diagonal
+			cost := row[j]
 			if a[i] != b[j] {
-				cost = 1 + min(diagonal, row[j], row[j+1])
+				cost = 1 + min(row[j], next[j], row[j+1])
+				if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+					cost = min(cost, 1+before[j-1])
+				}
 			}
-			diagonal, row[j+1] = row[j+1], cost
+			next[j+1] = cost
 		}
+		before, row, next = row, next, before
 	}
 	return row[len(b)]
 }
