@@ -167,6 +167,12 @@ func (s *State) learnFound(f Found, now time.Time) {
 const maxProbes = 3
 
 func (s *State) learnInspected(i Inspected, now time.Time) {
+	if i.ModeUnknown != "" {
+		s.Notice = "the compute mode cannot be read: " + i.ModeUnknown
+	} else if i.Exclusive != s.Exclusive {
+		s.Exclusive = i.Exclusive
+		s.Notice = "the compute mode was changed by somebody else, to " + modeName(i.Exclusive) + ", and put back"
+	}
 	if s.Fault != nil {
 		return
 	}
@@ -208,12 +214,6 @@ func (s *State) learnInspected(i Inspected, now time.Time) {
 			s.broke(now, false, fmt.Sprintf("the MPS server (%v) reports a fault: %s", s.Server, suspect), false)
 			return
 		}
-	}
-	if i.ModeUnknown != "" {
-		s.Notice = "the compute mode cannot be read: " + i.ModeUnknown
-	} else if i.Exclusive != s.Exclusive {
-		s.Exclusive = i.Exclusive
-		s.Notice = "the compute mode was changed by somebody else, to " + modeName(i.Exclusive) + ", and put back"
 	}
 	if i.Tampered != "" {
 		s.Tampered = true
