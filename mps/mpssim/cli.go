@@ -41,8 +41,8 @@ func noDaemon(stderr io.Writer) int {
 }
 
 // utility sends each line of stdin to the daemon as a command and prints what it
-// answers. Its status says only whether there was a daemon to talk to, and for
-// `quit` the daemon's own. It waits without limit, as the real one. [B]
+// answers. Its status says only whether there was a daemon to talk to; for `quit` it
+// is quitStatus. It waits without limit, as the real one. [B]
 func utility(stdin io.Reader, stdout, stderr io.Writer) int {
 	// Over the privileged socket, if the file modes let this user; quit needs it.
 	c, err := dial(filepath.Join(pipeDirectory(), "control_privileged"))
@@ -56,24 +56,26 @@ func utility(stdin io.Reader, stdout, stderr io.Writer) int {
 	if c.send(wireUI, "") != nil {
 		return noDaemon(stderr)
 	}
-	lines := bufio.NewReader(stdin)
+	lines, out := bufio.NewReader(stdin), bufio.NewWriter(stdout)
 	for {
 		line, err := lines.ReadString('\n')
 		if line == "" && err != nil {
+			_ = out.Flush()
 			return 0
 		}
 		if c.send(wireUI, strings.TrimSuffix(line, "\n")) != nil {
+			_ = out.Flush()
 			return noDaemon(stderr)
 		}
 		verb, rest, _, err := c.receive()
 		switch {
 		case err != nil:
+			_ = out.Flush()
 			return noDaemon(stderr)
-		case verb == wireExit:
+		case verb == wireExit: // what earlier commands printed is lost [B]
 			status, _ := strconv.Atoi(rest)
-			_, _, _, _ = c.receive() // until the daemon has let go of everything
 			return status
 		}
-		fmt.Fprint(stdout, rest)
+		_, _ = out.WriteString(rest)
 	}
 }

@@ -92,7 +92,7 @@ func (d *daemon) run(u *ui, words []string) (lines []string, answered bool) {
 	}
 	run, ok := commands[name]
 	if !ok || name == "get_server_status" && !hasServerStatus(d.branch) {
-		return []string{fmt.Sprintf("Unknown command %q", name)}, true
+		return []string{fmt.Sprintf(`Unknown command "%s"`, name)}, true
 	}
 	return run(d, u, words), true
 }
@@ -162,17 +162,18 @@ func getServerStatus(d *daemon, _ *ui, args []string) []string {
 }
 
 func startServer(d *daemon, u *ui, args []string) []string {
-	uid, _, ok := leadingInt(arg(args, 1))
+	_, _, ok := leadingInt(arg(args, 1))
+	uid := atoi(arg(args, 1))
 	if arg(args, 0) != "-uid" || !ok {
 		return []string{"A user id (UID) is required to start a new server"}
 	}
-	if u.uid != 0 && int(uid) != u.uid {
+	if u.uid != 0 && uid != u.uid {
 		return []string{fmt.Sprintf("Insufficient privileges for UID %d", u.uid)}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.quitting {
-		d.request(request{uid: d.serverUser(int(uid))})
+		d.request(request{uid: d.serverUser(uid)})
 	}
 	return nil
 }
@@ -375,19 +376,14 @@ func (d *daemon) quit(u *ui, args []string) ([]string, bool) {
 		}
 	}
 	d.queue = nil
+	d.waiters = append(d.waiters, waiter{conn: u.conn, server: d.server, ended: d.ended})
 	switch s := d.server; {
-	case s == nil:
-		// Nobody to wait for: the utility's status is 0, whatever the daemon's is. [B]
-		d.waiters = append(d.waiters, waiter{conn: u.conn, clean: true})
-		if first {
-			d.finish()
-		}
-		return nil, false
-	case s.ready && !s.stopping:
+	case s == nil && first:
+		d.finish()
+	case s != nil && s.ready && !s.stopping:
 		s.stopping = true
 		_ = s.conn.send(wireShutdown, "")
 	}
-	d.waiters = append(d.waiters, waiter{conn: u.conn})
 	return nil, false
 }
 

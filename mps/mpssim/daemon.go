@@ -1,13 +1,13 @@
 package mpssim
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -40,7 +40,9 @@ type daemon struct {
 	defaults defaults
 	server   *serverProc // the one server, or nil
 	queue    []request   // who waits for a server
-	sticky   int         // exit status: of the last server that failed
+	sticky   int         // exit status: of the first server that failed
+	last     int         // status of the last server that ended
+	ended    int         // servers that ended
 	quitting bool
 	waiters  []waiter // of quit
 	done     chan int
@@ -49,48 +51,47 @@ type daemon struct {
 
 // defaults are what the next server starts with.
 type defaults struct {
-	percent  float32
+	percent  float64
 	priority int
 	limits   map[int]uint64    // by ordinal, bytes
 	byUUID   map[string]uint64 // as told; of use only where readsUUIDKeys
 }
 
 // runDaemon starts a daemon and runs it until it is told to quit. There are no signal
-// handlers: a signal ends it at once, and its server is an orphan. [B]
-func runDaemon(m machine, opts daemonOptions, stdout, stderr io.Writer) int {
+// handlers: a signal ends it at once, and its server is an orphan. [B] All it has to say
+// goes to stdout, also complaints.
+func runDaemon(m machine, opts daemonOptions, stdout io.Writer) int {
 	steer := m.steer()
 	if steer.DaemonFails {
 		return 1
 	}
-	if os.Getpid() == 1 {
-		// The kernel drops default-disposition signals to a pid namespace's init; Go's
-		// own handler would end it. [B]
-		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
-	}
+	defaultSignals(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
 	d := &daemon{
 		machine: m, steer: steer, branch: m.branch(steer), opts: opts, pipe: pipeDirectory(), uid: os.Getuid(),
 		log:      &logger{out: stdout, pid: os.Getpid()},
 		defaults: defaultsFromEnv(), done: make(chan int, 1),
 	}
 	// In the order in which the real one leaves files behind when a later step fails. [B]
-	logs := openLogs(opts, stdout, stderr)
+	logs := openLogs(opts, stdout)
 	if err := os.Mkdir(d.pipe, 0o777); err == nil {
 		_ = os.Chmod(d.pipe, 0o777)
 	}
 	lock, err := os.OpenFile(filepath.Join(d.pipe, "control_lock"), os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
-		fmt.Fprintf(stderr, "Cannot access CUDA_MPS_PIPE_DIRECTORY=%s\n", d.pipe)
+		fmt.Fprintf(stdout, "Cannot access CUDA_MPS_PIPE_DIRECTORY=%s\n", d.pipe)
 		return 1
 	}
 	_ = lock.Chmod(0o666)
 	flock := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 	if unix.FcntlFlock(lock.Fd(), unix.F_SETLK, &flock) != nil {
-		fmt.Fprintln(stderr, "An instance of this daemon is already running")
+		fmt.Fprintln(stdout, "An instance of this daemon is already running")
 		return 1
 	}
 	d.log.out = logs.control
-	if err := d.openFifo(logs.server); err != nil {
-		return 1
+	if logs.server != nil {
+		if err := d.openFifo(logs.server); err != nil {
+			return 1
+		}
 	}
 	if len(d.pipe) > maxPipeDirectory || d.bind() != nil {
 		return 1 // without a word [B]
@@ -110,57 +111,80 @@ func runDaemon(m machine, opts daemonOptions, stdout, stderr io.Writer) int {
 		tellParent()
 	}
 	status := <-d.done
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, w := range d.waiters { // before the daemon has cleared up [B]
+		_ = w.conn.send(wireExit, strconv.Itoa(quitStatus(w.server != nil, w.ended, d.last)))
+	}
 	d.log.line(tagControl, "Exit with status %d", status)
 	_ = os.Remove(filepath.Join(d.pipe, "log"))
 	_ = os.Remove(d.pidFile())
 	_ = lock.Close()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, w := range d.waiters {
-		told := status
-		if w.clean {
-			told = 0
-		}
-		_ = w.conn.send(wireExit, strconv.Itoa(told))
-	}
 	return status
 }
 
-// waiter is a utility that said quit. It is told the daemon's status, except when
-// there was no server to wait for: then 0. [B]
+// waiter is a utility that said quit.
 type waiter struct {
-	conn  conn
-	clean bool
+	conn   conn
+	server *serverProc // the one that ran when it said so
+	ended  int         // how many had ended by then, well or not
+}
+
+// quitStatus is what the utility that said quit ends with. It has little to do with the
+// daemon's own status: 0 when no server was left to wait for, that server's status when
+// it was the daemon's first, and 1 after any other had ended, however well. [B]
+func quitStatus(waited bool, ended, last int) int {
+	switch {
+	case !waited:
+		return 0
+	case ended > 0:
+		return 1
+	}
+	return last
 }
 
 func (d *daemon) pidFile() string { return filepath.Join(d.pipe, ControlName+".pid") }
 
-// logs is where the daemon's own lines and its servers' lines go.
+// logs is where the daemon's own lines and its servers' lines go; server is nil when
+// they go nowhere.
 type logs struct{ control, server io.Writer }
 
 // openLogs opens the log files of a background daemon; a foreground one writes all to
 // stdout and leaves the folder empty. A folder that cannot be had is only worth a
 // warning. [B]
-func openLogs(opts daemonOptions, stdout, stderr io.Writer) logs {
-	dir := os.Getenv("CUDA_MPS_LOG_DIRECTORY")
-	if dir == "" {
-		dir = "/var/log/nvidia-mps"
-	}
-	err := os.Mkdir(dir, 0o700)
-	if err != nil && !errors.Is(err, os.ErrExist) || unix.Access(dir, unix.W_OK) != nil {
-		fmt.Fprintf(stderr, "Warning: Failed writing log files to directory [%s]. No logs will be available.\n", dir)
+func openLogs(opts daemonOptions, stdout io.Writer) logs {
+	dir := makeLogFolder()
+	if warning := logWarning(dir); warning != "" {
+		fmt.Fprint(stdout, warning)
 	}
 	if !opts.background {
 		return logs{stdout, stdout}
 	}
-	open := func(name string) io.Writer {
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
-		if err != nil {
-			return io.Discard
-		}
-		return f
+	control, err := os.OpenFile(filepath.Join(dir, "control.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return logs{control: io.Discard}
 	}
-	return logs{open("control.log"), open("server.log")}
+	server, err := os.OpenFile(filepath.Join(dir, "server.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return logs{control: control}
+	}
+	return logs{control, server}
+}
+
+func makeLogFolder() string {
+	dir := os.Getenv("CUDA_MPS_LOG_DIRECTORY")
+	if dir == "" {
+		dir = "/var/log/nvidia-mps"
+	}
+	_ = os.Mkdir(dir, 0o700)
+	return dir
+}
+
+func logWarning(dir string) string {
+	if unix.Access(dir, unix.W_OK) == nil {
+		return ""
+	}
+	return fmt.Sprintf("Warning: Failed writing log files to directory [%s]. No logs will be available.\n", dir)
 }
 
 // openFifo makes the fifo that servers write their log to, and copies it.
@@ -189,18 +213,17 @@ func (d *daemon) openFifo(to io.Writer) error {
 
 // bind puts up both sockets, over those that a killed daemon left behind.
 func (d *daemon) bind() error {
-	for _, s := range []struct {
-		name string
-		mode os.FileMode
-	}{{"control_privileged", 0o755}, {"control", 0o666}} {
-		path := filepath.Join(d.pipe, s.name)
+	for _, name := range []string{"control_privileged", "control"} {
+		path := filepath.Join(d.pipe, name)
 		_ = os.Remove(path)
 		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 		if err != nil {
 			return err
 		}
 		l.SetUnlinkOnClose(false) // quit leaves them [B]
-		_ = os.Chmod(path, s.mode)
+		if name == "control" {    // the other one keeps what the umask leaves: 0755 [B]
+			_ = os.Chmod(path, 0o666)
+		}
 		d.listen = append(d.listen, l)
 	}
 	return nil
@@ -211,10 +234,15 @@ const daemonEnv = "MPSSIM_DAEMON"
 
 // daemonize starts the daemon in a session of its own and returns when it listens, or
 // has failed. Its command line is the same as this process's.
-func daemonize(m machine, opts daemonOptions, stderr io.Writer) int {
+func daemonize(m machine, opts daemonOptions, stdout io.Writer) int {
 	if os.Getenv(daemonEnv) != "" {
 		os.Unsetenv(daemonEnv)
-		return runDaemon(m, opts, io.Discard, stderr)
+		var said bytes.Buffer
+		status := runDaemon(m, opts, &said)
+		if status != 0 { // else it has run, detached, and said nothing
+			_, _ = stdout.Write(said.Bytes())
+		}
+		return status
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -222,7 +250,7 @@ func daemonize(m machine, opts daemonOptions, stderr io.Writer) int {
 	}
 	cmd := &exec.Cmd{
 		Path: "/proc/self/exe", Args: os.Args, Env: append(os.Environ(), daemonEnv+"=3"),
-		ExtraFiles: []*os.File{w}, Stderr: stderr, SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+		ExtraFiles: []*os.File{w}, Stdout: os.Stdout, Stderr: os.Stderr, SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
 	// exec of /proc/self/exe would name the process "exe"; the path keeps its name.
 	if exe, err := os.Readlink("/proc/self/exe"); err == nil {
@@ -232,11 +260,17 @@ func daemonize(m machine, opts daemonOptions, stderr io.Writer) int {
 		return 1
 	}
 	w.Close()
-	if n, _ := r.Read(make([]byte, 1)); n == 1 {
-		return 0
+	n, _ := r.Read(make([]byte, 1))
+	if n == 0 {
+		_ = cmd.Wait()
 	}
-	_ = cmd.Wait()
-	return 1
+	// The warning was in the output buffer when the real one forked: a daemon that fails
+	// says it too. [B]
+	fmt.Fprint(stdout, logWarning(makeLogFolder()))
+	if n == 0 {
+		return 1
+	}
+	return 0
 }
 
 // tellParent says that the daemon listens, and lets go of the terminal.

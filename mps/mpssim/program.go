@@ -4,7 +4,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 )
 
 // Names the program goes by.
@@ -26,41 +25,54 @@ func Main(argv []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	}
 }
 
-// controlMain tells apart the uses of nvidia-cuda-mps-control. Both -d and -f
-// together are an unknown use, as is anything else: the utility does not say so, it
-// looks for a daemon and complains that there is none. [B]
+// controlMain tells apart the uses of nvidia-cuda-mps-control. A command line it does
+// not know is no error: it is then the utility, which looks for a daemon to give its
+// stdin to, and complains only if there is none. [B]
 func controlMain(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if os.Getenv(childFailsEnv) != "" {
 		return 1
 	}
 	m := ownMachine()
-	branch := m.branch(m.steer())
-	var foreground, background, multiuser bool
-	for _, arg := range args {
-		switch {
-		case arg == "-h" || arg == "--help":
-			return help(stdout)
-		case arg == "-v" && hasVersionFlag(branch):
-			return version(stdout, m.steer())
-		case arg == "-f":
-			foreground = true
-		case arg == "-d":
-			background = true
-		case (arg == "-multiuser-server" || arg == "-M") && hasMultiuser(branch):
-			multiuser = true
-		case strings.HasPrefix(arg, "-"):
-			return noDaemon(stderr)
-		}
-	}
-	switch {
-	case foreground && background:
-		return noDaemon(stderr)
-	case foreground:
-		return runDaemon(m, daemonOptions{multiuser: multiuser}, stdout, stderr)
-	case background:
-		return daemonize(m, daemonOptions{multiuser: multiuser, background: true}, stderr)
-	case multiuser:
-		return noDaemon(stderr)
+	steer := m.steer()
+	use, multiuser := controlUse(args, m.branch(steer))
+	switch use {
+	case "-h":
+		return help(stdout)
+	case "-v":
+		return version(stdout, steer)
+	case "-f":
+		return runDaemon(m, daemonOptions{multiuser: multiuser}, stdout)
+	case "-d":
+		return daemonize(m, daemonOptions{multiuser: multiuser, background: true}, stdout)
 	}
 	return utility(stdin, stdout, stderr)
+}
+
+// controlUse is -h, -v, -f, -d, or "" for the utility. R535 knows exactly one argument;
+// newer branches also -multiuser-server (-M) beside -f or -d.
+func controlUse(args []string, branch int) (use string, multiuser bool) {
+	var rest []string
+	for _, a := range args {
+		if (a == "-multiuser-server" || a == "-M") && hasMultiuser(branch) {
+			multiuser = true
+		} else {
+			rest = append(rest, a)
+		}
+	}
+	if len(rest) != 1 {
+		return "", false
+	}
+	switch rest[0] {
+	case "-f", "-d":
+		return rest[0], multiuser
+	case "-h", "--help":
+		if !multiuser {
+			return "-h", false
+		}
+	case "-v":
+		if !multiuser && hasVersionFlag(branch) {
+			return "-v", false
+		}
+	}
+	return "", false
 }

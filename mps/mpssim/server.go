@@ -32,7 +32,7 @@ type server struct {
 	claims []*claim
 
 	mu       sync.Mutex
-	percent  float32
+	percent  float64
 	limits   map[int]uint64 // by ordinal, bytes
 	clients  []*client
 	nextID   int
@@ -54,6 +54,7 @@ type client struct {
 // serverMain is nvidia-cuda-mps-server: it has no arguments, and learns everything
 // from its environment and its daemon.
 func serverMain() int {
+	defaultSignals(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)
 	m := ownMachine()
 	steer := m.steer()
 	s := &server{

@@ -172,9 +172,10 @@ func (d *daemon) reap(s *serverProc) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.log.line(tagControl, "Server %d exited with status %d", s.pid, status)
-	if status != 0 {
+	if d.sticky == 0 {
 		d.sticky = status
 	}
+	d.last, d.ended = status, d.ended+1
 	d.server = nil
 	d.queue = afterExit(d.queue, s.uid, s.ready, func(c *pendingClient) {
 		_ = c.conn.send(wireError, strconv.Itoa(errMPSConnectionFailed))
@@ -314,7 +315,7 @@ func (d defaults) copy() defaults {
 
 // wireForm is how defaults travel to a server.
 type wireForm struct {
-	Percent  float32
+	Percent  float64
 	Priority int
 	Limits   map[int]uint64
 	ByUUID   map[string]uint64

@@ -370,6 +370,7 @@ func TestQuitWaitsForClients(t *testing.T) {
 	}
 	unanswered.says("Cannot find MPS control daemon process")
 	d.says("Exit with status 0")
+	d.ends()
 	if _, err := os.Stat(filepath.Join(w.pipe(), "log")); !os.IsNotExist(err) {
 		t.Errorf("the log fifo: %v", err)
 	}
@@ -429,6 +430,7 @@ func TestFilesOfNewBranches(t *testing.T) {
 	if _, code := w.control("quit"); code != 0 {
 		t.Errorf("quit ended with %d", code)
 	}
+	d.ends()
 	if _, err := os.Stat(filepath.Join(w.pipe(), "nvidia-cuda-mps-control.pid")); !os.IsNotExist(err) {
 		t.Errorf("pid file after quit: %v", err)
 	}

@@ -48,7 +48,7 @@ func leadingInt(s string) (n int64, used int, ok bool) {
 // a device's UUID.
 func ordinal(s string) (n int64, isOrdinal bool) {
 	n, used, ok := leadingInt(s)
-	return n, ok && used == len(s)
+	return int64(int32(n)), ok && used == len(s) // it wraps [B]
 }
 
 const maxOrdinal = 31 // [B]
@@ -94,12 +94,12 @@ func showLimit(bytes uint64) string {
 
 // percent reads an active thread percentage as strtof does, and says whether it
 // lies in (0, 100].
-func percent(s string) (float32, bool) {
+func percent(s string) (float64, bool) {
 	v, ok := leadingFloat(s)
-	return float32(v), ok && v > 0 && v <= 100
+	return v, ok && v > 0 && v <= 100
 }
 
-func showPercent(p float32) string { return fmt.Sprintf("%.1f", p) }
+func showPercent(p float64) string { return fmt.Sprintf("%.1f", p) }
 
 // leadingFloat reads the longest beginning of s that is a C floating-point number.
 func leadingFloat(s string) (float64, bool) {
