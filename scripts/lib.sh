@@ -3,6 +3,8 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)   # the repository
+unset BERTH_SOCKET # a person's, for berth; the agent takes BERTH_ names for its settings
+engine_socket=${SETUP_SOCKET:-/var/run/docker.sock}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/berth
 
 say() { printf '%s: %s\n' "${0##*/}" "$*"; }
@@ -49,4 +51,16 @@ wait_for() {
         fi
         sleep 0.5
     done
+}
+
+# engine METHOD PATH: one request to the Docker engine; succeeds with a 2xx answer.
+# Perl's base package is essential on Debian and Ubuntu; curl and a docker command are not.
+engine() {
+    as_root perl -MIO::Socket::UNIX -e '
+        my ($socket, $method, $path) = @ARGV;
+        $SIG{ALRM} = sub { exit 1 }; alarm 10;
+        my $s = IO::Socket::UNIX->new(Peer => $socket) or exit 1;
+        print $s "$method $path HTTP/1.0\r\nHost: docker\r\n\r\n"; $s->flush;
+        local $/; my $answer = <$s>;
+        exit($answer =~ m{^HTTP/1\.\d 2} ? 0 : 1)' "$engine_socket" "$1" "$2" 2>/dev/null
 }

@@ -14,7 +14,7 @@ import (
 func function(t *testing.T, script string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command("bash", append([]string{"-c", ". ./setup; " + script, "setup"}, args...)...)
-	cmd.Env = append(os.Environ(), "BERTH_SETUP_TEST=1", "XDG_CACHE_HOME="+t.TempDir())
+	cmd.Env = append(os.Environ(), "SETUP_TEST=1", "XDG_CACHE_HOME="+t.TempDir())
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", script, err, out)

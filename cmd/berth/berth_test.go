@@ -82,7 +82,7 @@ func TestErrors(t *testing.T) {
 		{"no task", []string{"logs"}, 2, "accepts 1 arg(s), received 0"},
 		{"an output that is none", []string{"ps", "-o", "yaml"}, 2, `--output: "yaml" is neither text nor json`},
 		{"an interval that is too short", []string{"top", "--every", "1ms"}, 2, "--every: 1ms is less than 100ms"},
-		{"a negative tail", []string{"logs", "--tail=-2", "3f2a"}, 2, "--tail: -2 is negative; give the number of lines, or leave it out for all"},
+		{"no line at all", []string{"logs", "--tail=0", "3f2a"}, 2, "--tail: 0 is less than 1; leave it out for all lines"},
 		{"an empty container", []string{"logs", "3f2a/"}, 2, `"3f2a/": the container's name is empty`},
 		{"a prefix of two tasks", []string{"stop", "a1"}, 1,
 			`"a1" fits 2 tasks, give more of the id: a17b3c5d7e9f10213243546576879809 (30-ranker), a1ff00112233445566778899aabbccdd (40-vision)`},

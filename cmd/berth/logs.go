@@ -25,8 +25,8 @@ func (a *app) logsCommand() *cobra.Command {
 		Short: "Print what a container wrote to stdout and stderr",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if cmd.Flags().Changed("tail") && tail < 0 {
-				return usageError("--tail: %d is negative; give the number of lines, or leave it out for all", tail)
+			if cmd.Flags().Changed("tail") && tail < 1 {
+				return usageError("--tail: %d is less than 1; leave it out for all lines", tail)
 			}
 			ref, container, named := strings.Cut(args[0], "/")
 			if named && container == "" {
@@ -44,7 +44,7 @@ func (a *app) logsCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the container has ended")
-	cmd.Flags().IntVar(&tail, "tail", -1, "only the last N lines (default all)")
+	cmd.Flags().IntVar(&tail, "tail", 0, "only the last N lines (default all)")
 	return cmd
 }
 
@@ -74,7 +74,7 @@ func (a *app) printLogs(ctx context.Context, c *client, t api.Task, container st
 	if follow {
 		query.Set("follow", "1")
 	}
-	if tail >= 0 {
+	if tail > 0 {
 		query.Set("tail", strconv.Itoa(tail))
 	}
 	body, err := c.open(ctx, http.MethodGet, taskPath(api.PathLogs, t.ID), query)
