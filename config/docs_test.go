@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -112,4 +113,42 @@ func wrap(text, prefix string) string {
 		line = strings.TrimPrefix(line+" "+word, " ")
 	}
 	return b.String() + prefix + line + "\n"
+}
+
+// TestEverySetting: each field of an Agent has a row, and no two rows the same
+// field or name.
+func TestEverySetting(t *testing.T) {
+	a := defaults(theHost)
+	names := map[string]string{}
+	for _, s := range settings {
+		for _, name := range []string{s.key, s.env(), s.ecs} {
+			if other, ok := names[name]; ok && name != "" {
+				t.Errorf("%s: a name of %s too", name, other)
+			}
+			names[name] = s.key
+		}
+		if f := s.at(a); !f.set(f.show()) {
+			t.Errorf("%s: its default, %s, is against its rule", s.key, f.show())
+		}
+		if s.ecs != "" && notHonoured[s.ecs] != "" {
+			t.Errorf("%s: honoured and not", s.ecs)
+		}
+	}
+	if n := leaves(reflect.TypeFor[Agent]()); n != len(settings) {
+		t.Errorf("%d fields and %d settings", n, len(settings))
+	}
+	if !reflect.DeepEqual(a, defaults(theHost)) {
+		t.Errorf("setting the defaults changed them: %+v", a)
+	}
+}
+
+func leaves(t reflect.Type) int {
+	if t.Kind() != reflect.Struct {
+		return 1
+	}
+	n := 0
+	for i := range t.NumField() {
+		n += leaves(t.Field(i).Type)
+	}
+	return n
 }

@@ -2,7 +2,6 @@ package config
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -130,7 +129,7 @@ func (l *loader) environment(environ []string) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		switch {
-		case strings.HasPrefix(name, "BERTH_") && !slices.Contains(known, name):
+		case strings.HasPrefix(name, "BERTH_") && !slices.Contains(known, name) && !slices.Contains(notSettings, name):
 			l.report("environment", name, "", "unknown setting%s", didYouMean(name, known))
 		case strings.HasPrefix(name, "ECS_") && given[name] != "" && !honoured(name):
 			l.warnings = append(l.warnings, Warning{name, cmp.Or(notHonoured[name], "berth does not know it")})
@@ -145,6 +144,10 @@ func (l *loader) fromEnvironment(key, name, text, shown string) {
 	}
 	l.from[key] = source{"environment", name}
 }
+
+// notSettings are names of berth that are for others than the agent: its
+// command, and its tests of MPS.
+var notSettings = []string{"BERTH_SOCKET", "BERTH_MPS_ORACLE"}
 
 func honoured(name string) bool {
 	return slices.ContainsFunc(settings, func(s setting) bool { return s.ecs == name })
@@ -183,11 +186,4 @@ func (l *loader) late(key, rule string, args ...any) {
 		from = source{"default", key}
 	}
 	l.report(from.where, from.key, strconv.Quote(l.fields[key].show()), rule, args...)
-}
-
-// IsProblem says whether an error of Load is about what the settings say, and
-// not about reading them.
-func IsProblem(err error) bool {
-	var ps Problems
-	return errors.As(err, &ps)
 }

@@ -126,7 +126,7 @@ func load(t *testing.T, file string, environ ...string) (*config.Agent, []config
 // TestPrecedence: berth's names over ECS's over the file over the defaults.
 func TestPrecedence(t *testing.T) {
 	file := "cluster: file\nlogLevel: warn\ndocker: {stopTimeout: 5s}\nreserved:\n  ports: [80]\n"
-	a, warnings := load(t, file, "BERTH_CLUSTER=berth", "ECS_CLUSTER=ecs", "ECS_LOGLEVEL=crit", "ECS_RESERVED_PORTS=[443, 22]", "ECS_DATADIR=", "OTHER=1")
+	a, warnings := load(t, file, "BERTH_CLUSTER=berth", "ECS_CLUSTER=ecs", "ECS_LOGLEVEL=crit", "ECS_RESERVED_PORTS=[443, 22]", "ECS_DATADIR=", "BERTH_SOCKET=/x", "OTHER=1")
 	if a.Cluster != "berth" || a.LogLevel != "error" || a.Docker.StopTimeout != 5*time.Second ||
 		!reflect.DeepEqual(a.Reserved.Ports, []uint16{22, 443}) || a.StateDir != "/var/lib/berth" || len(warnings) > 0 {
 		t.Errorf("%+v, %v", a, warnings)
