@@ -78,7 +78,7 @@ var settings = []setting{
 	{"cluster", "ECS_CLUSTER", "The cluster this machine belongs to.", func(a *Agent) field {
 		return matching(&a.Cluster, `1 to 255 letters, digits and any of "-_"`, `[a-zA-Z0-9_-]{1,255}`)
 	}},
-	{"attributes", "ECS_INSTANCE_ATTRIBUTES", "What placement may choose this machine by.", func(a *Agent) field { return attributes(&a.Attributes) }},
+	{"attributes", "ECS_INSTANCE_ATTRIBUTES", "Kept for the placement server, which may choose this machine by them.", func(a *Agent) field { return attributes(&a.Attributes) }},
 	{"runDir", "", "Sockets and the MPS pipe folders. It must survive a restart of the agent, and need not survive a reboot.", func(a *Agent) field { return folder(&a.RunDir) }},
 	{"stateDir", "ECS_DATADIR", "What must survive a crash of the agent and a reboot.", func(a *Agent) field { return folder(&a.StateDir) }},
 	{"logDir", "", "Logs of the agent and of the MPS daemons.", func(a *Agent) field { return folder(&a.LogDir) }},

@@ -1,6 +1,7 @@
 package taskdef
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -28,30 +29,23 @@ func (c *checker) gpus() {
 			}
 			switch {
 			case r.SharingStrategy != nil:
-				shared = first(shared, at)
+				shared = cmp.Or(shared, at)
 				if whole != "" {
 					c.report(at, "", "shares a GPU while %s asks for whole ones; the containers of a task all do the same", whole)
 				}
 			case shared != "":
 				c.report(at, "", "asks for whole GPUs while %s shares one; the containers of a task all do the same", shared)
 			case all != "" || *r.Value == allGPUs && whole != "":
-				c.report(at+".value", ecsjson.Quote(*r.Value), "%s leaves none for another container", first(all, "ALL"))
+				c.report(at+".value", ecsjson.Quote(*r.Value), "%s leaves none for another container", cmp.Or(all, "ALL"))
 			}
 			if r.Value != nil && r.SharingStrategy == nil {
-				whole = first(whole, at)
+				whole = cmp.Or(whole, at)
 				if *r.Value == allGPUs {
-					all = first(all, at)
+					all = cmp.Or(all, at)
 				}
 			}
 		}
 	}
-}
-
-func first(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 var (

@@ -1,6 +1,8 @@
 package taskdef_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -42,6 +44,29 @@ func TestBad(t *testing.T) {
 				t.Errorf("got:\n%v\nwant:\n%s", err, want)
 			}
 		})
+	}
+}
+
+// TestFixedOrder: what is said of a definition does not depend on the order of
+// its members. json.Marshal sorts them, which the files do not.
+func TestFixedOrder(t *testing.T) {
+	tried := 0
+	for _, path := range glob(t, "../../testdata/bad/*.json", 40) {
+		d := json.NewDecoder(bytes.NewReader(read(t, path)))
+		d.UseNumber()
+		var v any
+		if d.Decode(&v) != nil || d.More() || strings.HasPrefix(filepath.Base(path), "text-") {
+			continue // not one JSON value, or about its very text
+		}
+		tried++
+		text, _ := json.Marshal(v)
+		_, want := taskdef.Parse(read(t, path))
+		if _, got := taskdef.Parse(text); got == nil || got.Error() != want.Error() {
+			t.Errorf("%s: got:\n%v\nwant:\n%v", path, got, want)
+		}
+	}
+	if tried < 40 {
+		t.Errorf("only %d tried", tried)
 	}
 }
 
