@@ -173,7 +173,7 @@ func parseRun(args []string, stderr io.Writer) (runOptions, error) {
 	f.Var(&o.step, "step", "allocate in steps of this size (default: all at once)")
 	f.IntVar(&o.device, "device", 0, "CUDA `ordinal`")
 	f.BoolVar(&o.overCap, "over-cap-try", false, "then allocate more until it is refused, say so and go on")
-	f.DurationVar(&o.duration, "for", 0, "end after this time (default: on SIGTERM)")
+	f.DurationVar(&o.duration, "for", 0, "hold for this time, then end (default: until SIGTERM)")
 	f.IntVar(&o.exitCode, "exit-code", 0, "end with this `status`")
 	f.BoolVar(&o.printEnv, "print-env", false, "print the CUDA_* and NVIDIA_* variables")
 	f.BoolVar(&o.ignoreTerm, "ignore-term", false, "do not end on SIGTERM")
@@ -199,10 +199,6 @@ func clientRun(args []string, stdout, stderr io.Writer) int {
 	} else {
 		signal.Notify(term, syscall.SIGTERM, syscall.SIGINT)
 	}
-	var end <-chan time.Time
-	if o.duration > 0 {
-		end = time.After(o.duration)
-	}
 	if o.printEnv {
 		printEnv(stdout)
 	}
@@ -223,11 +219,15 @@ func clientRun(args []string, stdout, stderr io.Writer) int {
 	defer ticks.Stop()
 	var ctx *cudaContext
 	var sticky <-chan error
+	var end <-chan time.Time
 	for {
 		select {
 		case ctx = <-started:
 			if ctx != nil {
 				sticky = ctx.sticky
+			}
+			if o.duration > 0 {
+				end = time.After(o.duration)
 			}
 		case err = <-failed:
 		case err = <-sticky:

@@ -131,8 +131,9 @@ type waiter struct {
 }
 
 // quitStatus is what the utility that said quit ends with. It has little to do with the
-// daemon's own status: 0 when no server was left to wait for, that server's status when
-// it was the daemon's first, and 1 after any other had ended, however well. [B]
+// daemon's own status: 0 when no server was left to wait for (the real one now and then
+// 1, if a server had failed), that server's status when it was the daemon's first, and 1
+// after any other had ended, however well. [B]
 func quitStatus(waited bool, ended, last int) int {
 	switch {
 	case !waited:

@@ -276,7 +276,12 @@ func TestDifferentialServers(t *testing.T) {
 	}
 	same(t, both, "control.log", func(r *rig) string { return r.log("control.log", "Accepting", "UI closed") })
 	same(t, both, "server.log", func(r *rig) string { return r.log("server.log") })
-	same(t, both, "quit with no server left", func(r *rig) string { return r.command(0, "quit") })
+	same(t, both, "quit with no server left", func(r *rig) string {
+		out := r.command(0, "quit")
+		r.gone()
+		// After a failure the real utility ends with 0, and now and then with 1.
+		return strings.TrimRight(out, "01") + r.log("control.log", "Accepting", "UI closed")
+	})
 	same(t, both, "a client over stale sockets", func(r *rig) string { return r.cuInit() })
 }
 
