@@ -67,7 +67,7 @@ var fields = []field{
 	{"containerDefinitions[].resourceRequirements[].sharingStrategy.nvidiaMps", honoured, "all in a task share one GPU, and their memory is summed"},
 	{"containerDefinitions[].resourceRequirements[].sharingStrategy.nvidiaMps.memory", honoured, "required; MiB of GPU memory, at least 1; a cap on each process"},
 	{"containerDefinitions[].resourceRequirements[].sharingStrategy.nvidiaMps.maxComputePercent", honoured, "1 to 100; a ceiling, not a reservation"},
-	{"containerDefinitions[].environment", honoured, "not the variables that berth sets: CUDA_MPS_*, NVIDIA_VISIBLE_DEVICES, ..."},
+	{"containerDefinitions[].environment", honoured, "not the variables that berth sets itself"},
 	{"containerDefinitions[].environment[].name", honoured, "required; once"},
 	{"containerDefinitions[].environment[].value", honoured, ""},
 	{"containerDefinitions[].environmentFiles", refused, "files of variables lie in Amazon S3, which berth does not read; use environment"},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/ecs/schemas"
 	"github.com/aws/smithy-go"
+	"github.com/berth-gpu/berth/mps"
 )
 
 var update = flag.Bool("update", false, "rewrite docs/task-definition.md from the table")
@@ -139,7 +140,7 @@ Rules of sharing:
 - The MPS containers of a task share one GPU, and their memory is summed. The cap holds for each process: a container that runs two CUDA
   processes can take twice its memory, and wants a whole GPU.
 - maxComputePercent is a ceiling, not a reservation; placement does not count it.
-- A definition may not set the variables that berth sets: CUDA_MPS_*, CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER, NVIDIA_VISIBLE_DEVICES, BERTH_MPS_ID.
+- A definition may not set the variables that berth sets: ` + variables() + `.
 - In a task on a shared GPU no container is privileged, sees the machine's processes or memory segments, has raw devices or capabilities
   that lead out of it, or mounts a folder of the machine that contains or lies in /dev, /proc, /sys or the sockets of Docker and
   containerd. The run folder is mounted by no task at all.
@@ -167,6 +168,18 @@ with it is not taken, unless it asks for nothing: null, false or an empty list).
 	}
 	b.WriteString(strings.Join(names, ", ") + ".\n")
 	return b.String()
+}
+
+// variables are those that a definition may not set, by package mps.
+func variables() string {
+	const family = "CUDA_MPS_"
+	names := []string{"those that begin with " + family}
+	for _, name := range mps.ReservedVariables {
+		if !strings.HasPrefix(name, family) {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 // inOrder puts members into the order of the table, and those without a row of
