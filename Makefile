@@ -44,4 +44,4 @@ build: ## build berth, berth-agent and the simulators into build/
 	build/berth sim library --header "$$(go list -m -f '{{.Dir}}' github.com/NVIDIA/go-nvml)/pkg/nvml" build/sim/libnvidia-ml.so.1
 
 clean: ## remove build/ (not while make run is up: it takes its things away itself)
-	rm -rf build
+	@rm -rf build 2>/dev/null || sudo rm -rf build

@@ -29,22 +29,23 @@ var house = map[string][]string{
 	"api/ecsjson": {},
 
 	// What operators write.
-	"config":         {"config/taskdef"},
+	"config":         {"api/ecsjson"},
 	"config/taskdef": {"api/ecsjson", "mps"},
 
-	// MPS, NVML, Docker and cgroups: adapters that do not know each other.
+	// MPS, NVML, Docker and cgroups: adapters that do not know each other, but for
+	// engine, which finds a container's processes through its cgroup.
 	"mps":                {},
 	"mps/mpssim":         {"agent/gpu/nvmlsim"},
 	"mps/mpssim/program": {"mps/mpssim"},
 	"agent/gpu":          {},
 	"agent/gpu/nvmlsim":  {},
-	"agent/engine":       {},
+	"agent/engine":       {"agent/cgroup"},
 	"agent/cgroup":       {},
 	"agent/state":        {},
 
 	// Decisions and the loops around them.
 	"placement/fit": {},
-	"healthcheck":   {"api"},
+	"healthcheck":   {"api", "mps"},
 	"agent": {"agent/cgroup", "agent/engine", "agent/gpu", "agent/state", "api", "config", "config/taskdef",
 		"healthcheck", "mps"},
 
@@ -52,7 +53,10 @@ var house = map[string][]string{
 	"cmd/berth":       {"agent/gpu/nvmlsim", "api", "mps/mpssim"},
 	"cmd/berth-agent": {"agent", "agent/engine", "api", "config", "config/taskdef", "placement/fit"},
 
-	"scripts": {}, // tests of the shell scripts
+	// What make runs.
+	"scripts":         {}, // tests of the shell scripts
+	"scripts/story":   {"api"},
+	"scripts/testlog": {},
 }
 
 // sole names, for a package of others, the only packages of ours that import it. A
@@ -66,8 +70,8 @@ var sole = map[string][]string{
 	"go.yaml.in/yaml/v3/...":                               {"config"},
 	"github.com/spf13/cobra/...":                           {"cmd/berth", "cmd/berth-agent"},
 	"golang.org/x/term/...":                                {"cmd/berth"},
-	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds/...":    {"cmd/berth-agent"},
-	"github.com/prometheus/client_golang/prometheus/...":   {"healthcheck"},
+	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds/...":    {"agent"},
+	"github.com/prometheus/client_golang/prometheus/...":   {"agent", "healthcheck"},
 	"github.com/aws/aws-sdk-go-v2/service/ecs/schemas/...": {"api/ecsjson", "config/taskdef"},
 }
 
@@ -86,6 +90,10 @@ var never = map[string][]string{
 // goroutine, time and randomness only as arguments.
 var pure = []string{
 	"placement/fit",
+	"api", "api/ecsjson", "config/taskdef",
+	"mps/supervisor.go", "mps/decide.go", "mps/limits.go", "mps/reply.go", "mps/support.go", "mps/phase.go",
+	"healthcheck/gate.go",
+	"agent/task.go", "agent/ledger.go",
 }
 
 var (
