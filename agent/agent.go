@@ -127,7 +127,7 @@ func Open(ctx context.Context, settings *config.Agent, version string, log *zap.
 }
 
 func rules(s *config.Agent) taskdef.Rules {
-	return taskdef.Rules{RunDir: s.RunDir, DisablePrivileged: s.Docker.DisablePrivileged}
+	return taskdef.Rules{RunDir: s.RunDir, Protected: []string{s.StateDir, s.TaskDir}, DisablePrivileged: s.Docker.DisablePrivileged}
 }
 
 // Rules are those that a definition must pass on this machine.
@@ -199,22 +199,28 @@ func (a *Agent) poke() {
 	}
 }
 
-// call runs f in the loop and waits until the round after it is done.
-func (a *Agent) call(ctx context.Context, f func() error) error {
-	done := make(chan error, 1)
+// call runs f in the loop and answers once the round after it is over, when
+// what f changed is stored. What f writes is its own: the caller may be gone.
+func call[T any](ctx context.Context, a *Agent, f func() (T, error)) (T, error) {
+	type result struct {
+		v   T
+		err error
+	}
+	done := make(chan result, 1)
+	var none T
 	select {
 	case a.inbox <- func() {
-		err := f()
-		a.after = append(a.after, func() { done <- cmp.Or(err, a.storeErr) }) // answered once it is stored
+		v, err := f()
+		a.after = append(a.after, func() { done <- result{v, cmp.Or(err, a.storeErr)} })
 	}:
 	case <-ctx.Done():
-		return ctx.Err()
+		return none, ctx.Err()
 	}
 	select {
-	case err := <-done:
-		return err
+	case r := <-done:
+		return r.v, r.err
 	case <-ctx.Done():
-		return ctx.Err()
+		return none, ctx.Err()
 	}
 }
 
@@ -224,27 +230,19 @@ func (a *Agent) NextGeneration() (uint64, error) { return a.store.NextGeneration
 // Want replaces what the source wants. Each wanted task that cannot be taken is
 // in the map, by name, with its reason; the others are stored when Want returns.
 func (a *Agent) Want(ctx context.Context, o Order) (map[string]string, error) {
-	var refused map[string]string
-	err := a.call(ctx, func() (err error) {
-		refused, err = a.want(o)
-		return err
-	})
-	return refused, err
+	return call(ctx, a, func() (map[string]string, error) { return a.want(o), nil })
 }
 
 // Stop ends one task, named by the start of its id. It answers once that is stored.
 func (a *Agent) Stop(ctx context.Context, id, reason string) error {
-	return a.call(ctx, func() error {
+	_, err := call(ctx, a, func() (none struct{}, err error) {
 		t, err := a.find(id)
-		if err != nil {
-			return err
+		if err == nil {
+			a.endTask(t, "UserInitiated", reason, false)
 		}
-		if t.rec.Desired == api.StatusStopped {
-			return nil
-		}
-		a.endTask(t, "UserInitiated", reason, false)
-		return nil
+		return none, err
 	})
+	return err
 }
 
 // notifier wakes whoever waits for the view to change.

@@ -56,6 +56,7 @@ func (a *Agent) job(t *task, name string) (job, error) {
 	}
 	j.limits = cgroup.Limits{PeriodUS: a.settings.Task.CPUPeriod.Microseconds(), PIDs: a.settings.Task.PidsLimit}
 	j.limits.CPUUnits, _ = taskdef.TaskCPU(&t.def.TaskDefinition)
+	j.limits.Shares = t.demand.CPU
 	if mib, ok := taskdef.TaskMemory(&t.def.TaskDefinition); ok {
 		j.limits.MemoryBytes = mib << 20
 	}

@@ -178,7 +178,10 @@ func (a *Agent) begin(t *task, act action) {
 		ctx, cancel := context.WithCancel(a.ctx)
 		op := &operation{verb: verbLaunch, cancel: cancel}
 		t.busy[act.container] = op
-		job.enter = func() error { return a.call(ctx, func() error { return a.enter(t, op) }) }
+		job.enter = func() error {
+			_, err := call(ctx, a, func() (none struct{}, err error) { return none, a.enter(t, op) })
+			return err
+		}
 		a.owned.Go(func() {
 			defer cancel()
 			var got outcome
@@ -265,17 +268,24 @@ func (a *Agent) endTask(t *task, code, reason string, byAgent bool) {
 }
 
 // want is Want in the loop: accept what is new, let go of what is not there.
-func (a *Agent) want(o Order) (map[string]string, error) {
+func (a *Agent) want(o Order) map[string]string {
 	refused := map[string]string{}
 	wanted := map[string]Wanted{}
 	for _, w := range o.Tasks {
 		wanted[w.Name] = w
 	}
+	waiting := map[string]bool{}
+	for _, w := range o.Waiting {
+		waiting[w.Name] = true
+	}
 	for _, t := range a.tasks {
-		if w, ok := wanted[t.rec.Name]; ok && w.Generation == t.rec.Generation {
+		w, ok := wanted[t.rec.Name]
+		if ok && w.Generation == t.rec.Generation {
 			continue
 		}
-		t.rec.Released = true
+		// Where another start of the same name is to come, what this one leaves
+		// can be read until its cleanup.
+		t.rec.Released = !ok && !waiting[t.rec.Name]
 		a.endTask(t, "UserInitiated", "no longer wanted by its source", false)
 	}
 	for _, w := range o.Tasks {
@@ -284,7 +294,7 @@ func (a *Agent) want(o Order) (map[string]string, error) {
 		}
 	}
 	a.order = o
-	return refused, nil
+	return refused
 }
 
 // accept takes one wanted task into the books and the store, or says why not.

@@ -116,14 +116,12 @@ func (a *Agent) serveLogs(w http.ResponseWriter, r *http.Request) {
 		}
 		tail = n
 	}
-	var id string
-	err := a.call(r.Context(), func() error {
+	id, err := call(r.Context(), a, func() (string, error) {
 		t, err := a.find(r.PathValue("id"))
 		if err != nil {
-			return err
+			return "", err
 		}
-		id, err = t.logsOf(q.Get("container"))
-		return err
+		return t.logsOf(q.Get("container"))
 	})
 	if err != nil {
 		refuse(w, http.StatusNotFound, err)

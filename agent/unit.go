@@ -63,15 +63,19 @@ func (u *unit) closed() string {
 	return ""
 }
 
-// loss is why and since when the GPU is lost to the tasks that run on it.
+// loss is why and since when the GPU is lost to the tasks that run on it. A
+// quarantined one has no more tasks that run, and those that wait for it to be
+// held would wait for ever: its loss is as old as time.
 func (u *unit) loss() (reason string, since time.Time) {
 	switch {
 	case u.lost:
 		return u.closed(), u.lostAt
 	case u.broken != "":
 		return u.broken, u.brokenAt
-	case u.holder != nil && (u.status.State == mps.PhaseDraining):
+	case u.status.State == mps.PhaseDraining:
 		return u.status.Reason, u.status.Since
+	case u.status.State == mps.PhaseQuarantined:
+		return u.closed(), time.Unix(0, 0)
 	}
 	return "", time.Time{}
 }
@@ -186,8 +190,15 @@ func (a *Agent) readHolders() {
 		}
 		was := u.status
 		u.status = u.holder.Status()
-		if u.status.State == mps.PhaseHeld && was.State != mps.PhaseHeld {
+		if u.status.State == was.State {
+			continue
+		}
+		if u.status.State == mps.PhaseHeld || u.status.State == mps.PhaseDedicated {
 			a.retryNow(u.dev.UUID)
+		}
+		select { // who uses the GPU now matters most when its daemon has just been lost
+		case a.resample <- struct{}{}:
+		default:
 		}
 	}
 }
@@ -295,7 +306,7 @@ func (a *Agent) sampled(u *unit, s gpu.Sample, err error, owners map[int]string)
 	for _, p := range s.Processes {
 		u.usedMiB[owners[p.PID]] += max(p.UsedMiB, 0)
 	}
-	if u.status.Use != mps.UseMPS || u.status.ServerPID == 0 {
+	if u.status.Use != mps.UseMPS {
 		return
 	}
 	for _, p := range s.Processes {

@@ -65,7 +65,7 @@ func (a *Agent) publish(now time.Time) {
 	in := &v.Instance
 	*in = api.Instance{
 		Name: a.settings.Instance, Cluster: a.settings.Cluster, Version: a.version, Status: "ACTIVE", BootID: a.bootID,
-		StartedAt: a.started, EC2InstanceID: a.ec2,
+		StartedAt: a.started, EC2InstanceID: a.ec2, Attributes: a.settings.Attributes,
 		Registered: api.Resources{CPU: a.capacity().cpu, MemoryMiB: a.capacity().memoryMiB},
 		Remaining:  api.Resources{CPU: books.freeCPU, MemoryMiB: books.freeMemoryMiB},
 		Waiting:    a.order.Waiting, Problems: a.order.Problems,

@@ -33,20 +33,21 @@ const (
 
 // Instance is one machine as its agent sees it: GET /v1/instance.
 type Instance struct {
-	Name          string     `json:"name"`    // berth.instance, unique per agent
-	Cluster       string     `json:"cluster"` // ECS_CLUSTER
-	Version       string     `json:"version"` // of berth-agent
-	Status        string     `json:"status"`  // ACTIVE
-	BootID        string     `json:"bootId"`
-	StartedAt     time.Time  `json:"startedAt"` // the agent's
-	EC2InstanceID string     `json:"ec2InstanceId,omitempty"`
-	DriverVersion string     `json:"driverVersion,omitempty"`
-	Registered    Resources  `json:"registeredResources"`
-	Remaining     Resources  `json:"remainingResources"`
-	GPUs          []GPU      `json:"gpuDevices"`
-	Health        Health     `json:"healthStatus"`
-	Waiting       []Waiting  `json:"waiting,omitempty"` // wanted tasks that have no GPU yet
-	Problems      []BadInput `json:"problems,omitempty"`
+	Name          string            `json:"name"`    // berth.instance, unique per agent
+	Cluster       string            `json:"cluster"` // ECS_CLUSTER
+	Version       string            `json:"version"` // of berth-agent
+	Status        string            `json:"status"`  // ACTIVE
+	BootID        string            `json:"bootId"`
+	StartedAt     time.Time         `json:"startedAt"` // the agent's
+	EC2InstanceID string            `json:"ec2InstanceId,omitempty"`
+	Attributes    map[string]string `json:"attributes,omitempty"`
+	DriverVersion string            `json:"driverVersion,omitempty"`
+	Registered    Resources         `json:"registeredResources"`
+	Remaining     Resources         `json:"remainingResources"`
+	GPUs          []GPU             `json:"gpuDevices"`
+	Health        Health            `json:"healthStatus"`
+	Waiting       []Waiting         `json:"waiting,omitempty"` // wanted tasks that have no GPU yet
+	Problems      []BadInput        `json:"problems,omitempty"`
 }
 
 // Resources are a machine's amounts besides GPUs.

@@ -36,7 +36,6 @@ type Docker struct {
 	StartTimeout      time.Duration
 	CreateTimeout     time.Duration
 	PullTimeout       time.Duration
-	CgroupParent      string // "" lets the agent choose by cgroup driver
 	DisablePrivileged bool
 }
 

@@ -79,7 +79,6 @@ func TestBad(t *testing.T) {
 		{name: "metrics for all the world", file: "metricsAddress: 0.0.0.0:9464\n", want: `berth-agent.yaml:1: metricsAddress: "0.0.0.0:9464": want host:port on loopback, or empty for none`},
 		{name: "metrics without a host", file: "metricsAddress: ':9464'\n", want: `berth-agent.yaml:1: metricsAddress: ":9464": want host:port on loopback, or empty for none`},
 		{name: "docker over the net", file: "docker: {host: 'tcp://10.0.0.1:2375'}\n", want: `berth-agent.yaml:1: docker.host: "tcp://10.0.0.1:2375": want unix:// and an absolute path`},
-		{name: "a cgroup outside", file: "docker: {cgroupParent: ../system.slice}\n", want: `berth-agent.yaml:1: docker.cgroupParent: "../system.slice": want a cgroup path or slice, or empty`},
 		{name: "ports", file: "reserved:\n  ports: [22, 70000]\n  udpPorts: 53\n",
 			want: "berth-agent.yaml:2: reserved.ports: [22, 70000]: want a list of ports from 1 to 65535, each once\nberth-agent.yaml:3: reserved.udpPorts: 53: want a list of ports from 1 to 65535, each once"},
 		{name: "a port twice", file: "reserved: {ports: [22, 80, 22]}\n", want: `berth-agent.yaml:1: reserved.ports: [22, 80, 22]: want a list of ports from 1 to 65535, each once`},

@@ -106,9 +106,6 @@ var settings = []setting{
 	{"docker.startTimeout", "ECS_CONTAINER_START_TIMEOUT", "How long Docker may take to start a container.", func(a *Agent) field { return duration(&a.Docker.StartTimeout, second, 0) }},
 	{"docker.createTimeout", "ECS_CONTAINER_CREATE_TIMEOUT", "How long Docker may take to create a container.", func(a *Agent) field { return duration(&a.Docker.CreateTimeout, second, 0) }},
 	{"docker.pullTimeout", "", "How long a pull may take.", func(a *Agent) field { return duration(&a.Docker.PullTimeout, second, 0) }},
-	{"docker.cgroupParent", "", "Under which cgroup the tasks' are made: a path, or a slice with the systemd driver; empty lets the agent choose.", func(a *Agent) field {
-		return matching(&a.Docker.CgroupParent, "a cgroup path or slice, or empty", `|/?[a-zA-Z0-9_-][a-zA-Z0-9_.-]*(/[a-zA-Z0-9_-][a-zA-Z0-9_.-]*)*`)
-	}},
 	{"docker.disablePrivileged", "ECS_DISABLE_PRIVILEGED", "Whether task definitions with a privileged container are refused. Such a container opens every GPU; ECS's default is false.", func(a *Agent) field { return yesNo(&a.Docker.DisablePrivileged) }},
 
 	{"gpu.devRoot", "", "Where the GPUs' device nodes are.", func(a *Agent) field { return folder(&a.GPU.DevRoot) }},

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -84,7 +85,8 @@ func build(t testing.TB) {
 	}
 }
 
-const sampleImage = "berth-sample:latest"
+// sampleImage is this test run's own: nobody else removes it.
+var sampleImage = "berth-test-" + strconv.Itoa(os.Getpid()) + ":latest"
 
 func loadSample(ctx context.Context) error {
 	docker, err := engine.Open(ctx, "", zap.NewNop())
@@ -104,6 +106,10 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	if built.dir != "" {
 		os.RemoveAll(built.dir)
+		if docker, err := engine.Open(context.Background(), "", zap.NewNop()); err == nil {
+			docker.RemoveImage(context.Background(), sampleImage)
+			docker.Close()
+		}
 	}
 	os.Exit(code)
 }
@@ -383,6 +389,24 @@ func (r *rig) container(name string) engine.Container {
 	}
 	return c
 }
+
+func (r *rig) inspect(id string) engine.Container {
+	c, _ := r.docker.Inspect(context.Background(), id) // zero when it is gone
+	return c
+}
+
+func (r *rig) byID(id string) api.Task {
+	r.t.Helper()
+	for _, t := range r.tasks() {
+		if t.ID == id {
+			return t
+		}
+	}
+	return api.Task{}
+}
+
+// on is the same rig for a goroutine of a test.
+func (r *rig) on(t testing.TB) *rig { c := *r; c.t = t; return &c }
 
 // exec runs the sample image's client in a task's first container.
 func (r *rig) exec(name string, args ...string) string {
