@@ -35,25 +35,23 @@ var errDaemonExited = errors.New("the daemon exited")
 // start brings up a daemon that carries the id, which the caller has stored. It
 // is ready when the lock and the socket are its own and it answers through
 // client/. When ctx ends it is left alone: a new agent finds it by its id.
-func (d *daemon) start(ctx context.Context, id string, singleUID bool) (Process, bool, error) {
+func (d *daemon) start(ctx context.Context, id string) (p Process, singleUID bool, err error) {
 	if err := d.dirs.Create(); err != nil {
-		return Process{}, singleUID, err
+		return Process{}, false, err
 	}
 	if holder, err := lockHolder(d.dirs.lock()); err != nil {
-		return Process{}, singleUID, err
+		return Process{}, false, err
 	} else if holder != 0 {
-		return Process{}, singleUID, fmt.Errorf("%s", strangerOnLock(d.dirs, holder))
+		return Process{}, false, errors.New(sayStranger(d.dirs, holder))
 	}
-	if !singleUID {
-		began := time.Now()
-		p, err := d.startOnce(ctx, id, "-f", "-multiuser-server")
-		if !errors.Is(err, errDaemonExited) || time.Since(began) > multiUserWindow {
-			return p, false, err
-		}
-		// R535 exits with 1 for a flag it does not know, and what it prints then is
-		// about something else [B].
+	began := time.Now()
+	p, err = d.startOnce(ctx, id, "-f", "-multiuser-server")
+	if !errors.Is(err, errDaemonExited) || time.Since(began) > multiUserWindow {
+		return p, false, err
 	}
-	p, err := d.startOnce(ctx, id, "-f")
+	// R535 exits with 1 for a flag it does not know, and what it prints then is about
+	// something else [B]. Tried anew each time: the driver may have been upgraded.
+	p, err = d.startOnce(ctx, id, "-f")
 	return p, true, err
 }
 
@@ -134,16 +132,6 @@ func (d *daemon) owned(pid int) error {
 	return nil
 }
 
-func strangerOnLock(dirs Dirs, pid int) string {
-	who := fmt.Sprintf("pid %d", pid)
-	if pid < 0 {
-		who = "a process outside of this pid namespace"
-	} else if stat, err := readStat(pid); err == nil {
-		who += " (" + stat.comm + ")"
-	}
-	return fmt.Sprintf("the pipe folder %s is held by %s, which berth has no record of; stop it, berth does not", dirs.Pipe(), who)
-}
-
 // lastWords quotes the end of a log, for a reason.
 func lastWords(lines []logLine) string {
 	if len(lines) == 0 {
@@ -187,9 +175,9 @@ func (d *daemon) look(ctx context.Context, id string, server Process) (Found, er
 	f.Orphans = rest
 	switch {
 	case f.Daemon.PID != holder && holder != 0:
-		f.Stranger = strangerOnLock(d.dirs, holder)
+		f.Stranger = sayStranger(d.dirs, holder)
 	case len(kin.strangers) > 0:
-		f.Stranger = fmt.Sprintf("an MPS server (pid %d) runs on the pipe folder %s, which berth has no record of; stop it, berth does not", kin.strangers[0], d.dirs.Pipe())
+		f.Stranger = sayStrangeServer(d.dirs, kin.strangers[0])
 	}
 	if f.Daemon.PID == 0 || f.Problem != "" {
 		return f, nil
@@ -203,7 +191,7 @@ func (d *daemon) look(ctx context.Context, id string, server Process) (Found, er
 // cannotAdopt says what is wrong with a daemon of ours, or "".
 func (d *daemon) cannotAdopt(ctx context.Context, p Process) string {
 	if p.view().Stopped() {
-		return fmt.Sprintf("the MPS control daemon (%v) is stopped, by SIGSTOP or a debugger", p)
+		return sayDaemonStopped(p)
 	}
 	env, err := readEnvironment(p.PID)
 	if err != nil {
@@ -259,7 +247,7 @@ func (d *daemon) lookServers(ctx context.Context, f Found, recorded Process) (Fo
 		case status == "ACTIVE":
 			f.Server = p
 		case status == "FAULT":
-			f.ServerProblem = fmt.Sprintf("the MPS server (pid %d) is in FAULT", pid)
+			f.ServerProblem = sayInFault(p)
 		default:
 			f.Starting = true
 		}

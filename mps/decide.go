@@ -1,12 +1,6 @@
 package mps
 
-import (
-	"fmt"
-	"time"
-)
-
-// waitsForClients is why nothing is begun that running clients could suffer from.
-const waitsForClients = "waits to be told which containers run on this GPU"
+import "time"
 
 // use is what the GPU is to be. A GPU with a server is kept for its clients until
 // they have ended.
@@ -45,7 +39,7 @@ func (s *State) remains() []Process {
 }
 
 func (s *State) do(job Job) Do {
-	return Do{Job: job, ID: s.ID, Daemon: s.Daemon, Server: s.Server, SingleUID: s.SingleUID}
+	return Do{Job: job, ID: s.ID, Daemon: s.Daemon, Server: s.Server}
 }
 
 func (s *State) doKill() Do {
@@ -101,7 +95,7 @@ func (s *State) decide(now time.Time) Do {
 	}
 	// 7. The server and the mode, as wanted.
 	if s.Server.PID == 0 && s.Clients > 0 {
-		s.broke(now, false, fmt.Sprintf("%d capped containers run, and no MPS server", s.Clients), false)
+		s.broke(now, LostServer, sayClientsWithout(s.Clients, "MPS server"), false)
 		s.enter(PhaseDraining, s.Fault.Reason, now)
 		return Do{}
 	}
@@ -134,7 +128,7 @@ func (s *State) finish(end Phase, why string, now time.Time) Do {
 	}
 	if s.Clients != 0 {
 		if why == "" {
-			why = "the GPU is given back once its containers have ended"
+			why = givenBackLater
 		}
 		s.enter(PhaseDraining, why, now)
 		return Do{}
@@ -162,11 +156,11 @@ func (s *State) raise(now time.Time) Do {
 		s.enter(PhaseStarting, waitsForClients, now)
 	case s.Clients > 0:
 		// Found after a start of the agent: they are drained like those of a daemon that died under its eyes.
-		s.broke(now, true, fmt.Sprintf("%d capped containers run, and no MPS control daemon", s.Clients), false)
+		s.broke(now, LostDaemon, sayClientsWithout(s.Clients, "MPS control daemon"), false)
 		s.Looked = true
 		s.enter(PhaseDraining, s.Fault.Reason, now)
 	case len(s.Orphans) > 0:
-		s.enter(PhaseStopping, "servers of an earlier daemon are ended first", now)
+		s.enter(PhaseStopping, orphansFirst, now)
 		return s.doKill()
 	case s.exclusive():
 		s.enter(PhaseStarting, "", now)

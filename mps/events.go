@@ -26,13 +26,12 @@ type (
 	Save struct{ Record Record }
 	// Do starts a job on what is named.
 	Do struct {
-		Job       Job
-		ID        string
-		Daemon    Process
-		Server    Process
-		Kill      []Process
-		SingleUID bool
-		Force     bool
+		Job    Job
+		ID     string
+		Daemon Process
+		Server Process
+		Kill   []Process
+		Force  bool
 	}
 	// Cancel ends the job in flight, which then fails.
 	Cancel struct{ Job Job }

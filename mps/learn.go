@@ -1,7 +1,6 @@
 package mps
 
 import (
-	"fmt"
 	"slices"
 	"time"
 )
@@ -31,15 +30,15 @@ func (s *State) learn(e Event, now time.Time) {
 		switch e.Process {
 		case Process{}:
 		case s.Daemon:
-			s.broke(now, true, fmt.Sprintf("the MPS control daemon (%v) is stopped, by SIGSTOP or a debugger", e.Process), true)
+			s.broke(now, LostDaemon, sayDaemonStopped(e.Process), true)
 		case s.Server:
-			s.broke(now, false, fmt.Sprintf("the MPS server (%v) is stopped, by SIGSTOP or a debugger", e.Process), true)
+			s.broke(now, LostServer, sayServerStopped(e.Process), true)
 		}
 	case Saved:
 		s.Saved = e.Record
 	case SaveFailed:
 		s.Saving, s.SaveAt = s.Saved, now.Add(time.Second)
-		s.Notice = "cannot store the record: " + e.Reason
+		s.Notice = noticeStore(e.Reason)
 		if e.Job == s.Job {
 			s.Job = JobNone
 		}
@@ -60,12 +59,12 @@ func (s *State) learnExit(p Process, now time.Time) {
 			s.Server = Process{}
 		}
 		if !meant {
-			s.broke(now, true, fmt.Sprintf("the MPS control daemon (%v) has ended", p), true)
+			s.broke(now, LostDaemon, sayDaemonEnded(p), true)
 		}
 	case p == s.Server:
 		s.Server = Process{}
 		if !meant && s.Job != JobStopServers {
-			s.broke(now, false, fmt.Sprintf("the MPS server (%v) has ended", p), true)
+			s.broke(now, LostServer, sayServerEnded(p), true)
 		}
 	default:
 		s.Orphans = slices.DeleteFunc(s.Orphans, func(o Process) bool { return o == p })
@@ -148,18 +147,18 @@ func (s *State) learnFound(f Found, now time.Time) {
 	case f.Stranger != "":
 		s.pause(now)
 	case f.Problem != "":
-		s.broke(now, true, f.Problem, true)
+		s.broke(now, LostDaemon, f.Problem, true)
 		s.Looked = true
 	case daemon != Process{} && f.Daemon != daemon:
-		s.broke(now, true, fmt.Sprintf("the MPS control daemon (%v) has ended while berth was away", daemon), true)
+		s.broke(now, LostDaemon, sayDaemonEnded(daemon)+whileAway, true)
 		s.Looked = true
 	case f.Daemon != Process{} && len(f.Orphans) > 0:
-		s.broke(now, true, fmt.Sprintf("a server of an earlier daemon (%v) still runs beside the daemon's own", f.Orphans[0]), false)
+		s.broke(now, LostDaemon, sayOrphanBeside(f.Orphans[0]), false)
 		s.Looked = true
 	case f.ServerProblem != "":
-		s.broke(now, false, f.ServerProblem, false)
+		s.broke(now, ClientFault, f.ServerProblem, false)
 	case server != Process{} && f.Server != server:
-		s.broke(now, false, fmt.Sprintf("the MPS server (%v) has ended while berth was away", server), true)
+		s.broke(now, LostServer, sayServerEnded(server)+whileAway, true)
 	}
 }
 
@@ -168,26 +167,26 @@ const maxProbes = 3
 
 func (s *State) learnInspected(i Inspected, now time.Time) {
 	if i.ModeUnknown != "" {
-		s.Notice = "the compute mode cannot be read: " + i.ModeUnknown
+		s.Notice = noticeModeUnknown(i.ModeUnknown)
 	} else if i.Exclusive != s.Exclusive {
 		s.Exclusive = i.Exclusive
-		s.Notice = "the compute mode was changed by somebody else, to " + modeName(i.Exclusive) + ", and put back"
+		s.Notice = noticeMode(i.Exclusive)
 	}
 	if s.Fault != nil {
 		return
 	}
 	switch {
 	case i.Split != "":
-		s.broke(now, true, i.Split, true)
+		s.broke(now, LostDaemon, i.Split, true)
 		return
 	case i.Gone:
-		s.broke(now, true, fmt.Sprintf("the MPS control daemon (%v) runs, and nobody answers on its folder", s.Daemon), true)
+		s.broke(now, LostDaemon, sayNobodyAnswers(s.Daemon), true)
 		return
 	case i.Unanswered != "":
 		s.Probes++
 		s.InspectAt = now.Add(time.Second) // it may be wedged: look again soon
 		if s.Probes >= maxProbes {
-			s.broke(now, true, fmt.Sprintf("the MPS control daemon (%v) left %d probes unanswered; the last: %s", s.Daemon, s.Probes, i.Unanswered), true)
+			s.broke(now, LostDaemon, sayWedged(s.Daemon, s.Probes, i.Unanswered), true)
 		}
 		return
 	}
@@ -198,20 +197,20 @@ func (s *State) learnInspected(i Inspected, now time.Time) {
 			s.well()
 		}
 		if s.Strays {
-			s.Notice = fmt.Sprintf("an MPS server that berth did not start was found (pid %d) and shut down", i.Servers[0])
+			s.Notice = noticeStray(i.Servers[0])
 		}
 	} else {
 		suspect := s.Suspect
 		s.Suspect = ""
 		switch {
 		case !slices.Contains(i.Servers, s.Server.PID):
-			s.broke(now, false, fmt.Sprintf("the MPS server (%v) is not in the daemon's list", s.Server), true)
+			s.broke(now, LostServer, sayNotListed(s.Server), true)
 			return
 		case i.ServerStatus == "FAULT":
-			s.broke(now, false, fmt.Sprintf("the MPS server (%v) is in FAULT: a client's fatal error reached every client of the GPU", s.Server), false)
+			s.broke(now, ClientFault, sayInFault(s.Server), false)
 			return
 		case i.ServerStatus == "" && suspect != "":
-			s.broke(now, false, fmt.Sprintf("the MPS server (%v) reports a fault: %s", s.Server, suspect), false)
+			s.broke(now, ClientFault, sayLogTellsFault(s.Server, suspect), false)
 			return
 		}
 	}
@@ -228,7 +227,7 @@ func (s *State) learnFailed(f Failed, now time.Time) {
 		s.strike(now, f.Reason)
 		s.pause(now)
 		// It may half run: look, and end it.
-		s.broke(now, true, f.Reason, false)
+		s.broke(now, LostDaemon, f.Reason, false)
 	case JobStartServer, JobSetExclusive:
 		if f.Cancelled {
 			s.Strays = true
@@ -238,10 +237,10 @@ func (s *State) learnFailed(f Failed, now time.Time) {
 			s.strike(now, f.Reason)
 			s.pause(now)
 		}
-		s.broke(now, false, f.Reason, false)
+		s.broke(now, LostServer, f.Reason, false)
 	case JobStopServers, JobQuitDaemon:
 		// Stronger means: by signal, those that were recorded.
-		s.broke(now, true, f.Reason, false)
+		s.broke(now, LostDaemon, f.Reason, false)
 	case JobLook, JobKill, JobSetDefault:
 		s.retry(now, f.Reason)
 	case JobReapply:
@@ -250,11 +249,4 @@ func (s *State) learnFailed(f Failed, now time.Time) {
 	if f.Permanent && s.Quarantine == "" {
 		s.Quarantine = f.Reason
 	}
-}
-
-func modeName(exclusive bool) string {
-	if exclusive {
-		return "EXCLUSIVE_PROCESS"
-	}
-	return "DEFAULT"
 }

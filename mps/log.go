@@ -2,6 +2,7 @@ package mps
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -142,6 +143,22 @@ func (t *tail) next() []logLine {
 		}
 	}
 	return lines
+}
+
+// cut empties the log and leaves what was in it beside it, in place of what was
+// left there before. The daemon writes with O_APPEND, to which that is nothing [B].
+func (t *tail) cut() error {
+	from, err := os.Open(t.path)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := os.OpenFile(t.path+".1", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(to, from)
+	return errors.Join(err, to.Close(), os.Truncate(t.path, 0))
 }
 
 // startFailure says from the log why a server did not come up, and whether no

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -196,9 +195,8 @@ func (l *loop) glance() []Event {
 			events = append(events, Faulted{line.text})
 		}
 	}
-	// Cutting a file that is written with O_APPEND is safe [B].
 	if l.lines.offset > l.h.cfg.LogLimitBytes {
-		if err := os.Truncate(l.lines.path, 0); err != nil {
+		if err := l.lines.cut(); err != nil {
 			l.h.log.Warn("cannot cut the daemon's log", zap.Error(err))
 		}
 	}
@@ -236,7 +234,7 @@ func (d *daemon) perform(ctx context.Context, do Do) Event {
 		ended, err = d.look(ctx, do.ID, do.Server)
 	case JobStartDaemon:
 		var up DaemonUp
-		up.Daemon, up.SingleUID, err = d.start(ctx, do.ID, do.SingleUID)
+		up.Daemon, up.SingleUID, err = d.start(ctx, do.ID)
 		ended = up
 	case JobStartServer:
 		var up ServerUp

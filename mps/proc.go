@@ -224,8 +224,8 @@ func findFamily(id, pipe string) (family, error) {
 			continue
 		}
 		env, err := readEnvironment(pid)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-			continue
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.ESRCH) {
+			continue // gone, or another user's: an agent that is not root starts none of those
 		}
 		if err != nil {
 			return family{}, fmt.Errorf("environment of pid %d: %w", pid, err)

@@ -250,9 +250,9 @@ func (d *daemon) inspect(ctx context.Context, p, server Process) Inspected {
 	if holder, err := lockHolder(d.dirs.lock()); err != nil {
 		i.Split = "the lock of the MPS control daemon cannot be looked at: " + err.Error()
 	} else if holder != p.PID {
-		i.Split = fmt.Sprintf("the lock of the pipe folder is held by pid %d and not by the MPS control daemon (%v): its files were replaced", holder, p)
+		i.Split = sayLocksElsewhere(p, holder)
 	} else if same, err := d.dirs.linked(); err != nil || !same {
-		i.Split = fmt.Sprintf("client/control is not the socket of the MPS control daemon (%v): its files were replaced", p)
+		i.Split = sayLinkElsewhere(p)
 	}
 	if exclusive, err := d.hooks.ComputeMode(ctx); err != nil {
 		i.ModeUnknown = err.Error()

@@ -59,6 +59,7 @@ type State struct {
 
 // Fault is why a GPU is closed, and what of it has to go before it opens again.
 type Fault struct {
+	Cause  Cause
 	Reason string
 	Daemon bool // the daemon and all servers; else the servers alone
 }
@@ -94,8 +95,12 @@ func (s State) Record() Record {
 
 // Status is the state in short.
 func (s State) Status() Status {
+	var cause Cause
+	if s.Fault != nil {
+		cause = s.Fault.Cause
+	}
 	return Status{
-		State: s.Phase, Reason: s.Reason, Since: s.Since, Use: s.Use, Notice: s.Notice,
+		Cause: cause, State: s.Phase, Reason: s.Reason, Since: s.Since, Use: s.Use, Notice: s.Notice,
 		DaemonPID: s.Daemon.PID, ServerPID: s.Server.PID,
 		Restarts: max(0, s.Daemons-1), Failures: len(s.Failures), Budget: s.Budget.Failures, SingleUID: s.SingleUID,
 	}

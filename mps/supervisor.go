@@ -48,15 +48,17 @@ func (s *State) enter(p Phase, reason string, now time.Time) {
 
 // broke closes the GPU. A second sign of the same trouble only makes it worse: an
 // incident is one failure. counts is false for what is not MPS's own failing.
-func (s *State) broke(now time.Time, daemon bool, reason string, counts bool) {
+func (s *State) broke(now time.Time, cause Cause, reason string, counts bool) {
+	daemon := cause == LostDaemon
 	if s.Fault != nil {
 		if daemon && !s.Fault.Daemon {
+			// The cause stays: for the clients the first was the graver one.
 			s.Fault.Daemon, s.Fault.Reason = true, reason
 			s.Looked = false
 		}
 		return
 	}
-	s.Fault = &Fault{Reason: reason, Daemon: daemon}
+	s.Fault = &Fault{Cause: cause, Reason: reason, Daemon: daemon}
 	s.Suspect, s.Probes = "", 0
 	if daemon {
 		s.Looked = false
@@ -73,7 +75,7 @@ func (s *State) strike(now time.Time, reason string) {
 	s.Failures = append(s.Failures, now)
 	s.forget(now)
 	if len(s.Failures) >= s.Budget.Failures && s.Quarantine == "" {
-		s.Quarantine = fmt.Sprintf("%d failures within %v; the last: %s", len(s.Failures), s.Budget.Window, reason)
+		s.Quarantine = sayOverBudget(len(s.Failures), s.Budget.Window, reason)
 	}
 }
 

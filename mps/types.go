@@ -76,6 +76,7 @@ type Record struct {
 type Status struct {
 	State     Phase
 	Reason    string // one sentence: why it is in this state, or what it waits for
+	Cause     Cause  // what broke, until it has been put right; "" when nothing did
 	Since     time.Time
 	Use       Use
 	DaemonPID int // 0: none
