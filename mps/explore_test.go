@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -273,18 +274,32 @@ func ends(w world) []choice {
 
 // key tells worlds apart by what matters: roles for pids, and for times whether
 // they are still to come.
-func (w world) key() string {
+type key struct {
+	phase                                               mps.Phase
+	use                                                 mps.Use
+	job                                                 mps.Job
+	cause                                               mps.Cause
+	clients, orphans, failures, attempts, tries, probes int
+	flags                                               [22]bool
+}
+
+func (w world) key() key {
 	s := w.s
 	later := func(t time.Time) bool { return t.After(w.now) }
-	fault := ""
-	if s.Fault != nil {
-		fault = fmt.Sprint("fault ", s.Fault.Daemon)
+	k := key{
+		phase: s.Phase, use: s.Use, job: s.Job, clients: s.Clients, orphans: len(s.Orphans),
+		failures: len(s.Failures), attempts: min(s.Attempts, 2), tries: min(s.Tries, 1), probes: s.Probes,
+		flags: [22]bool{
+			s.Looked, s.Daemon.PID != 0, s.Server.PID != 0, s.Strays, s.Exclusive, s.Intent, s.Quarantine != "",
+			s.Stranger != "", s.Unsupport != "", later(s.Until), later(s.RetryAt), later(s.SaveAt), later(s.InspectAt),
+			s.Suspect != "", s.Tampered, s.Cancelled, s.Saved.Exclusive, s.Saving.Exclusive,
+			reflect.DeepEqual(s.Saving, s.Record()), w.exclusive, w.meddled, s.Fault != nil && s.Fault.Daemon,
+		},
 	}
-	return fmt.Sprint(s.Phase, s.Use, s.Clients, s.Looked, s.Daemon.PID != 0, s.Server.PID != 0, len(s.Orphans), s.Strays,
-		s.Exclusive, s.Intent, s.Quarantine != "", s.Stranger != "", s.Unsupport != "", fault,
-		len(s.Failures), min(s.Attempts, 2), min(s.Tries, 1), later(s.Until), later(s.RetryAt), later(s.SaveAt), later(s.InspectAt),
-		s.Suspect != "", s.Tampered, s.Probes, s.Job, s.Cancelled, s.Saved.Exclusive, s.Saving.Exclusive,
-		fmt.Sprint(s.Saving) == fmt.Sprint(s.Record()), w.exclusive, w.meddled)
+	if s.Fault != nil {
+		k.cause = s.Fault.Cause
+	}
+	return k
 }
 
 // reachesHeld lets everything go well from here on, and says whether the GPU gets
@@ -328,7 +343,8 @@ func goesWell(w *world) mps.Event {
 }
 
 // TestSupervisorExplored tries every sequence of events to a depth, breadth first,
-// from a GPU never seen and from what a crash of the agent may leave.
+// from a GPU never seen, from one that is held, and from what a crash of the agent
+// may leave. BERTH_EXPLORE=2 goes two events deeper.
 func TestSupervisorExplored(t *testing.T) {
 	daemon, server := mps.Process{PID: 1, Start: 1}, mps.Process{PID: 2, Start: 2}
 	for _, start := range []struct {
@@ -337,23 +353,25 @@ func TestSupervisorExplored(t *testing.T) {
 		exclusive bool
 		depth     int
 	}{
-		{"a GPU never seen", newWorld(mps.Record{}, ""), false, 7},
-		{"held when the agent died", newWorld(mps.Record{BootID: "boot", ID: "x", Daemon: daemon, Server: server, Use: mps.UseMPS, Exclusive: true, Daemons: 1}, ""), true, 6},
-		{"quarantined when the agent died", newWorld(mps.Record{BootID: "boot", ID: "x", Use: mps.UseMPS, Quarantine: "2 failures"}, ""), false, 6},
-		{"held before the host's reboot", newWorld(mps.Record{BootID: "another", ID: "x", Daemon: daemon, Server: server, Use: mps.UseMPS, Exclusive: true}, ""), false, 6},
-		{"unsupported, held before", newWorld(mps.Record{BootID: "boot", ID: "x", Daemon: daemon, Exclusive: true}, "too old"), true, 6},
+		{"a GPU never seen", newWorld(mps.Record{}, ""), false, 6},
+		{"held when the agent died", newWorld(mps.Record{BootID: "boot", ID: "x", Daemon: daemon, Server: server, Use: mps.UseMPS, Exclusive: true, Daemons: 1}, ""), true, 5},
+		{"quarantined when the agent died", newWorld(mps.Record{BootID: "boot", ID: "x", Use: mps.UseMPS, Quarantine: "2 failures"}, ""), false, 5},
+		{"held before the host's reboot", newWorld(mps.Record{BootID: "another", ID: "x", Daemon: daemon, Server: server, Use: mps.UseMPS, Exclusive: true}, ""), false, 5},
+		{"unsupported, held before", newWorld(mps.Record{BootID: "boot", ID: "x", Daemon: daemon, Exclusive: true}, "too old"), true, 5},
+		{"held, with clients", heldWorld(t), true, 5},
 	} {
 		t.Run(start.name, func(t *testing.T) {
 			t.Parallel()
+			more, _ := strconv.Atoi(os.Getenv("BERTH_EXPLORE"))
 			type node struct {
 				w    world
 				path []string
 			}
 			start.world.exclusive = start.exclusive
 			frontier := []node{{w: start.world}}
-			seen := map[string]bool{start.world.key(): true}
+			seen := map[key]bool{start.world.key(): true}
 			steps, phases := 0, map[mps.Phase]int{}
-			for depth := range start.depth {
+			for depth := range start.depth + more {
 				var next []node
 				for _, n := range frontier {
 					for _, c := range choices(n.w) {
@@ -365,8 +383,8 @@ func TestSupervisorExplored(t *testing.T) {
 						if err != nil {
 							t.Fatalf("%v\nafter:\n  %s\nstate: %+v", err, path(), w.s)
 						}
-						if key := w.key(); !seen[key] {
-							seen[key] = true
+						if k := w.key(); !seen[k] {
+							seen[k] = true
 							phases[w.s.Phase]++
 							if !w.reachesHeld() {
 								t.Fatalf("never held again, though all goes well\nafter:\n  %s\nstate: %+v", path(), w.s)
@@ -381,6 +399,23 @@ func TestSupervisorExplored(t *testing.T) {
 			t.Logf("states by phase: %v", phases)
 		})
 	}
+}
+
+// heldWorld is a GPU that became held without trouble, and has clients.
+func heldWorld(t *testing.T) world {
+	w := newWorld(mps.Record{}, "")
+	for _, e := range []mps.Event{mps.Want{Use: mps.UseMPS}, mps.ClientsAre{N: 0}, nil, nil, nil, nil, mps.ClientsAre{N: 1}} {
+		if e == nil {
+			e = goesWell(&w)
+		}
+		if _, err := w.step(e, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w.s.Phase != mps.PhaseHeld {
+		t.Fatalf("not held: %+v", w.s)
+	}
+	return w
 }
 
 // TestSupervisorWalks goes deeper than the exploration can, at random.
