@@ -57,7 +57,7 @@ func (a *Agent) load(ctx context.Context) error {
 	}
 	a.listAt = time.Now()
 	a.listed(list, 0)
-	if err := a.openUnits(ctx); err != nil {
+	if err := a.openUnits(ctx, rebooted); err != nil {
 		return err
 	}
 	for _, c := range a.books().contradictions {

@@ -64,6 +64,10 @@ func step(l look) (state.Task, []action) {
 	rec := l.rec
 	rec.Containers = slices.Clone(rec.Containers)
 	if !rec.Stopped.IsZero() {
+		// Somebody may have started a container of it by hand, past the gate.
+		if acts, alive := l.stops(&rec); alive {
+			return rec, acts
+		}
 		if rec.Released || l.now.Sub(rec.Stopped) >= l.cleanup {
 			if len(l.busy) == 0 {
 				return rec, []action{{verb: verbForget}}

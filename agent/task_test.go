@@ -210,6 +210,17 @@ func TestStories(t *testing.T) {
 			s.l.seen["app"] = seen{ID: "id", Created: true}
 			s.step()
 		}, []string{"PENDING: launch app"}},
+		{"started by hand after its end", one, func(s *story) {
+			s.step()
+			s.up("app", "").exit("app", 0).step()
+			s.up("app", "").step()
+			s.exit("app", 137).step()
+		}, []string{
+			"PENDING: launch app",
+			"STOPPED: [EssentialContainerExited: Essential container in task exited]",
+			"STOPPED: stop app",
+			"STOPPED",
+		}},
 		{"let go after its end: forgotten at once", one, func(s *story) {
 			s.step()
 			s.up("app", "").exit("app", 0).step()

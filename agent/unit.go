@@ -5,15 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	"go.uber.org/zap"
 
-	"github.com/berth-gpu/berth/agent/cgroup"
 	"github.com/berth-gpu/berth/agent/gpu"
+	"github.com/berth-gpu/berth/agent/state"
 	"github.com/berth-gpu/berth/config"
 	"github.com/berth-gpu/berth/mps"
 )
@@ -33,6 +31,7 @@ type unit struct {
 	brokenAt  time.Time
 	lost      bool // NVML says so now
 	lostAt    time.Time
+	faultAt   time.Time // of the last Xid by which one client's fault ends all clients
 }
 
 // gpuRecord is what is stored of a GPU.
@@ -80,10 +79,12 @@ func (u *unit) loss() (reason string, since time.Time) {
 	return "", time.Time{}
 }
 
-// overdue says whether the tasks of a lost GPU are to be stopped: at once with
-// `onDaemonLoss: restart`, at the deadline with drain.
-func overdue(s config.MPS, since, now time.Time) bool {
-	return s.OnDaemonLoss == config.LossRestart || now.Sub(since) >= s.DrainDeadline
+// overdue says whether the tasks of a lost GPU are to be stopped. Clients of a
+// dead daemon live on and have until the deadline, or none with `onDaemonLoss:
+// restart`; those of a server that died or faulted have lost their contexts, and
+// the GPU opens again only when the last of them has ended.
+func overdue(s config.MPS, cause mps.Cause, since, now time.Time) bool {
+	return s.OnDaemonLoss == config.LossRestart || cause == mps.LostServer || cause == mps.ClientFault || now.Sub(since) >= s.DrainDeadline
 }
 
 // drain ends the tasks whose GPU has been lost for too long. Their source may
@@ -91,19 +92,54 @@ func overdue(s config.MPS, since, now time.Time) bool {
 func (a *Agent) drain(now time.Time) {
 	for _, u := range a.units {
 		reason, since := u.loss()
-		if reason == "" || !overdue(a.settings.MPS, since, now) {
+		if reason == "" && now.Sub(u.faultAt) < aroundLoss {
+			// The server is well again once all its clients have ended, which may be
+			// before the supervisor has seen it in FAULT.
+			for _, t := range a.inOrder() {
+				if t.shared() && slices.Contains(t.rec.GPUs, u.dev.UUID) && fellWithGPU(&t.rec, u.faultAt) {
+					t.rec.StopCode, t.rec.StoppedByAgent = "InfrastructureHealth", true
+					t.rec.StoppedReason = fmt.Sprintf("a fatal fault of one client ended all clients of GPU %s", u.dev.UUID)
+				}
+			}
+		}
+		if reason == "" {
 			continue
 		}
+		why := fmt.Sprintf("GPU %s was lost: %s", u.dev.UUID, reason)
 		for _, t := range a.inOrder() {
-			if slices.Contains(t.rec.GPUs, u.dev.UUID) && (u.lost || u.broken != "" || t.shared()) {
-				a.endTask(t, "InfrastructureHealth", fmt.Sprintf("GPU %s was lost: %s", u.dev.UUID, reason), true)
+			if !slices.Contains(t.rec.GPUs, u.dev.UUID) {
+				continue
+			}
+			if fellWithGPU(&t.rec, since) {
+				t.rec.StopCode, t.rec.StoppedReason, t.rec.StoppedByAgent = "InfrastructureHealth", why, true
+			}
+			if overdue(a.settings.MPS, u.status.Cause, since, now) && (u.lost || u.broken != "" || t.shared()) {
+				a.endTask(t, "InfrastructureHealth", why, true)
 			}
 		}
 	}
 }
 
-// openUnits lists the GPUs and makes a holder for each that MPS can hold.
-func (a *Agent) openUnits(ctx context.Context) error {
+// aroundLoss is how long before a loss is noticed its victims may have ended: a
+// fault is seen in the daemon's log or at the next probe. A fault's victims may
+// also end this long after it.
+const aroundLoss = 10 * time.Second
+
+// fellWithGPU says that a task ended by itself, with an error, when its GPU was
+// lost: most programs end when their CUDA context is gone. That is the GPU's
+// doing, not the task's.
+func fellWithGPU(rec *state.Task, since time.Time) bool {
+	if rec.StopCode != "EssentialContainerExited" || rec.StoppedByAgent || since.Unix() == 0 {
+		return false
+	}
+	return slices.ContainsFunc(rec.Containers, func(c state.Container) bool {
+		return c.ExitCode != nil && *c.ExitCode != 0 && c.Finished.After(since.Add(-aroundLoss)) && !c.Finished.After(rec.StopAsked)
+	})
+}
+
+// openUnits lists the GPUs and makes a holder for each that MPS can hold, with
+// its record, unless that is of an earlier boot.
+func (a *Agent) openUnits(ctx context.Context, rebooted bool) error {
 	if a.nvml == nil {
 		return nil
 	}
@@ -128,7 +164,7 @@ func (a *Agent) openUnits(ctx context.Context) error {
 		u := &unit{dev: d, usedMiB: map[string]int64{}}
 		a.units = append(a.units, u)
 		rec := gpuRecord{BootID: a.bootID}
-		if old := records[d.UUID]; old != nil && old.BootID == a.bootID {
+		if old := records[d.UUID]; old != nil && old.BootID == a.bootID && !rebooted {
 			rec = *old
 		}
 		u.broken, u.brokenAt = rec.Broken, rec.BrokenAt
@@ -263,115 +299,4 @@ func (a *Agent) capacity() capacity {
 		c.gpus = append(c.gpus, gpuCapacity{uuid: u.dev.UUID, allocatableMiB: max(0, u.dev.UsableMiB()-a.settings.GPU.ReserveMiB), maxClients: mps.MaxClients(u.dev.DriverBranch)})
 	}
 	return c
-}
-
-// watchSamples reads every GPU each sampleEvery, one after the other.
-func (a *Agent) watchSamples(ctx context.Context) {
-	tick := time.NewTicker(a.settings.GPU.SampleEvery)
-	defer tick.Stop()
-	for {
-		for _, u := range a.units {
-			s, err := a.nvml.Sample(ctx, u.dev.UUID)
-			if ctx.Err() != nil {
-				return
-			}
-			owners := map[int]string{}
-			for _, p := range s.Processes {
-				owners[p.PID], _ = cgroup.ContainerID(p.PID) // gone meanwhile: nobody's
-			}
-			a.post(func() { a.sampled(u, s, err, owners) })
-		}
-		select {
-		case <-tick.C:
-		case <-a.resample:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// sampled takes one GPU's sample in, and finds who uses a shared GPU outside MPS.
-func (a *Agent) sampled(u *unit, s gpu.Sample, err error, owners map[int]string) {
-	if lost := errors.Is(err, gpu.ErrLost); lost != u.lost {
-		u.lost, u.lostAt = lost, time.Now()
-		a.log.Error("gpu", zap.String("gpu", u.dev.UUID), zap.Bool("lost", lost))
-	}
-	u.sampleErr = err
-	if err != nil {
-		return
-	}
-	u.sample = s
-	u.usedMiB = map[string]int64{}
-	u.strays = nil
-	for _, p := range s.Processes {
-		u.usedMiB[owners[p.PID]] += max(p.UsedMiB, 0)
-	}
-	if u.status.Use != mps.UseMPS {
-		return
-	}
-	for _, p := range s.Processes {
-		if p.Kind == gpu.KindMPSClient || p.PID == u.status.ServerPID || (owners[p.PID] == "" && isServer(p.PID)) {
-			continue
-		}
-		t, name := a.ownerOf(owners[p.PID])
-		if t == nil {
-			u.strays = append(u.strays, fmt.Sprintf("process %d uses the GPU outside MPS and is not berth's", p.PID))
-			continue
-		}
-		u.strays = append(u.strays, fmt.Sprintf("process %d of container %s of task %s uses the GPU outside MPS, without a cap", p.PID, name, shortID(t.rec.ID)))
-		a.endTask(t, "EssentialContainerExited", fmt.Sprintf("UncappedProcessError: process %d of container %s used GPU %s outside MPS, where no cap holds", p.PID, name, u.dev.UUID), false)
-	}
-}
-
-// ownerOf finds the task and container of a Docker id.
-func (a *Agent) ownerOf(dockerID string) (*task, string) {
-	if dockerID == "" {
-		return nil, ""
-	}
-	for _, t := range a.tasks {
-		for name, s := range t.seen {
-			if s.ID == dockerID {
-				return t, name
-			}
-		}
-	}
-	return nil, ""
-}
-
-// Xids that a client causes by itself; the GPU is well. NVIDIA's k8s device
-// plugin counts the same ones as the application's. Under MPS 13 and 31 end
-// every client of the GPU, which the supervisor sees as FAULT.
-var clientXids = []int{13, 31, 43, 45, 68, 109}
-
-func (a *Agent) watchXids(ctx context.Context) {
-	xids, err := a.nvml.Xids(ctx)
-	if err != nil {
-		a.log.Warn("critical events of the GPUs cannot be watched", zap.Error(err))
-		return
-	}
-	for x := range xids {
-		if x.Err != nil {
-			a.log.Warn("critical events of the GPUs", zap.Error(x.Err))
-			continue
-		}
-		a.post(func() {
-			a.log.Warn("xid", zap.String("gpu", x.UUID), zap.Int("xid", x.Code))
-			if u := a.unit(x.UUID); u != nil && !slices.Contains(clientXids, x.Code) {
-				a.breakGPU(u, fmt.Sprintf("Xid %d at %s", x.Code, x.At.UTC().Format(time.RFC3339)))
-			}
-		})
-	}
-}
-
-// isServer tells an MPS server, also an orphan, by the name that the kernel cuts to 15 bytes.
-func isServer(pid int) bool {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
-	return err == nil && string(b) == "nvidia-cuda-mps\n"
-}
-
-func mode(s gpu.Sample, err error) string {
-	if err != nil {
-		return "UNKNOWN"
-	}
-	return s.Mode.String()
 }

@@ -16,6 +16,7 @@ import (
 // After each: every wanted task is accounted for, no GPU is over, and no
 // container or daemon was restarted that need not be. BERTH_SEED repeats a run.
 func TestAgentKilledTwentyTimes(t *testing.T) {
+	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("BERTH_SEED"); s != "" {
 		seed, _ = strconv.ParseUint(s, 10, 64)

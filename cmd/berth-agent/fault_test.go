@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-gpu/berth/agent/gpu/nvmlsim"
 	"github.com/berth-gpu/berth/api"
 	"github.com/berth-gpu/berth/mps"
 	"github.com/berth-gpu/berth/mps/mpssim"
@@ -18,6 +19,7 @@ import (
 // time the GPU is closed to starts, its container lives on until it ends or the
 // drain deadline passes, and afterwards the GPU is held again and its task runs.
 func TestDaemonKilledFiftyTimes(t *testing.T) {
+	t.Parallel()
 	const gpus, kills = 5, 10
 	r := newRig(t, 20*gib, 20*gib, 20*gib, 20*gib, 20*gib)
 	for i := range gpus {
@@ -113,6 +115,7 @@ func killOnce(t *testing.T, r *rig, name string, n int, noticed chan<- time.Dura
 // onDaemonLoss: restart stops the tasks in MPS's order and is back within the
 // longest stop timeout and 2 s.
 func TestOnDaemonLossRestart(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 80*gib)
 	r.set("mps.onDaemonLoss", "restart")
 	stubborn := shared(10*gib, 0, "run", "--memory", "1GiB", "--ignore-term")
@@ -142,6 +145,7 @@ func TestOnDaemonLossRestart(t *testing.T) {
 
 // A frozen daemon is seen from /proc, closed, replaced.
 func TestDaemonFrozen(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 80*gib)
 	r.want("one", shared(10*gib, 0, "run", "--memory", "1GiB"))
 	r.start()
@@ -166,6 +170,7 @@ func TestDaemonFrozen(t *testing.T) {
 
 // Past its budget a GPU is left alone, with its reason; the other one goes on.
 func TestQuarantine(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 80*gib, 80*gib)
 	r.set("mps.budget.failures", 2)
 	r.set("mps.drainDeadline", "500ms")
@@ -211,21 +216,35 @@ func TestQuarantine(t *testing.T) {
 // A server's crash and a client's fatal fault close the GPU, and it comes back
 // once its clients have ended.
 func TestServerLostAndFault(t *testing.T) {
+	t.Parallel()
+	fault := func(dir, uuid string) ([]int, error) {
+		m, err := nvmlsim.Open(dir)
+		if err == nil {
+			err = m.Xid(uuid, 31) // the driver tells it, as with every illegal access
+		}
+		if err != nil {
+			return nil, err
+		}
+		return mpssim.FatalFault(dir, uuid, 0)
+	}
 	for _, tt := range []struct {
 		name string
 		do   func(dir, uuid string) ([]int, error)
+		args []string
 	}{
-		{"server crash", mpssim.CrashServer},
-		{"fatal client fault", func(dir, uuid string) ([]int, error) { return mpssim.FatalFault(dir, uuid, 0) }},
+		{"server crash, the client lives on", mpssim.CrashServer, []string{"--stay"}},
+		{"server crash, the client ends by it", mpssim.CrashServer, nil},
+		{"fatal client fault, the client lives on", fault, []string{"--stay"}},
+		{"fatal client fault, the client ends by it", fault, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, 80*gib)
-			r.want("swallows", shared(10*gib, 0, "run", "--memory", "1GiB", "--stay"))
+			r.want("swallows", shared(10*gib, 0, append([]string{"run", "--memory", "1GiB"}, tt.args...)...))
 			r.start()
 			r.until("it runs", func() bool {
 				return r.running("swallows") && r.gpu(0).Held && strings.Contains(r.logs("swallows"), "allocated")
 			})
-			was := r.task("swallows").Generation
+			was, id := r.task("swallows").Generation, r.task("swallows").ID
 			if _, err := tt.do(r.machine.Dir, r.gpus[0]); err != nil {
 				t.Fatal(err)
 			}
@@ -237,6 +256,9 @@ func TestServerLostAndFault(t *testing.T) {
 				n := r.task("swallows")
 				return n.Generation > was && n.LastStatus == api.StatusRunning && r.gpu(0).Held
 			})
+			if old := r.byID(id); old.StopCode != "InfrastructureHealth" {
+				t.Errorf("the first one stopped with %s: %s", old.StopCode, old.StoppedReason)
+			}
 		})
 	}
 }
@@ -244,6 +266,7 @@ func TestServerLostAndFault(t *testing.T) {
 // A GPU that falls off the bus, a critical Xid and an NVML that hangs close the
 // GPU to starts, each with its reason.
 func TestGPUTrouble(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 80*gib, 80*gib)
 	r.set("mps.drainDeadline", "500ms")
 	r.want("one", shared(10*gib, 0, "run", "--memory", "1GiB"))

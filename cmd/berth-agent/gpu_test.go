@@ -8,15 +8,19 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
+	"github.com/berth-gpu/berth/agent/state"
 	"github.com/berth-gpu/berth/api"
+	"github.com/berth-gpu/berth/mps/mpssim"
 )
 
 const gib = 1024
 
 // Four tasks of 20 GiB and one of 30 GiB on two GPUs of 80 GiB.
 func TestFiveTasksOnTwoGPUs(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 80*gib, 80*gib)
 	for i := 1; i <= 4; i++ {
 		d := shared(20*gib, 0, "run", "--memory", "18GiB", "--print-env")
@@ -173,6 +177,7 @@ func taskCgroup(t *testing.T, pid int, file string) string {
 // A container without a GPU, or with another one, cannot open a GPU's node even
 // where it makes the node itself.
 func TestDeviceNodes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, 80*gib, 80*gib)
 	r.want("1-none", plain("sleep", "1h"))
 	r.want("2-one", whole("1", "sleep", "1h"))
@@ -206,5 +211,77 @@ func TestDeviceNodes(t *testing.T) {
 		if got := r.exec(tt.task, "open", node(tt.gpu)); !strings.Contains(got, tt.want) {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
+	}
+}
+
+// A process that leaves the pipe folder out of its environment goes past MPS. On
+// a real GPU it gets error 46, because the server holds the GPU exclusively; the
+// simulated client cannot know that in here and runs uncapped: then NVML shows it,
+// its task is stopped for it, and its neighbour goes on.
+func TestProcessThatSkipsMPS(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 80*gib)
+	r.want("honest", shared(10*gib, 0, "run", "--memory", "1GiB"))
+	r.want("skips", shared(10*gib, 0, "run", "--memory", "1GiB"))
+	r.start()
+	r.until("both run", func() bool { return r.running("honest") && r.running("skips") })
+	id := r.task("skips").Containers[0].RuntimeID
+	out, err := exec.Command("docker", "exec", "-d", "-e", "CUDA_MPS_PIPE_DIRECTORY=/nowhere", id, "/bin/cuda-client", "run", "--memory", "30GiB").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	r.until("its task is stopped", func() bool { return r.stopped("skips") })
+	if got := r.task("skips"); !strings.Contains(got.StoppedReason, "UncappedProcessError") || got.Generation != 2 {
+		t.Errorf("got %s: %s, generation %d: it must not be started again", got.StopCode, got.StoppedReason, got.Generation)
+	}
+	if !r.running("honest") {
+		t.Error("its neighbour was stopped with it")
+	}
+	r.until("the GPU counts as held again", func() bool { return r.gpu(0).Held })
+}
+
+// After a reboot of the host what was stored of processes is void: what was wanted
+// is started anew, under new generations.
+func TestHostReboot(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 80*gib)
+	r.want("one", shared(10*gib, 0, "run", "--memory", "1GiB"))
+	r.want("ended", plain("exit", "3"))
+	r.start()
+	r.until("it runs", func() bool { return r.running("one") && r.stopped("ended") })
+	old := r.task("one")
+	r.signal(syscall.SIGTERM)
+	// The machine goes down: containers and daemons end.
+	for _, c := range r.containers() {
+		r.docker.Kill(context.Background(), c.ID)
+	}
+	for _, find := range []func(string, string) ([]int, error){mpssim.Daemons, mpssim.Servers} {
+		pids, _ := find(r.machine.Dir, r.gpus[0])
+		for _, pid := range pids {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	if err := r.machine.SetComputeMode(r.gpus[0], 0); err != nil {
+		t.Fatal(err)
+	}
+	os.RemoveAll(filepath.Join(r.dir, "run"))
+	store, err := state.Open(filepath.Join(r.dir, "state"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Begin(r.instance, "another-boot"); err != nil {
+		t.Fatal(err)
+	}
+	store.Close()
+	r.start()
+	r.until("it runs under a new generation", func() bool { return r.running("one") && r.task("one").Generation > old.Generation })
+	if got := r.byID(old.ID); got.StopCode != "InfrastructureHealth" || !strings.Contains(got.StoppedReason, "rebooted") {
+		t.Errorf("the old one: %s: %s", got.StopCode, got.StoppedReason)
+	}
+	if got := r.task("ended"); *got.Containers[0].ExitCode != 3 {
+		t.Errorf("the one that had ended by itself: %+v", got)
+	}
+	if m := r.gpu(0).MPS; m.Restarts != 0 || m.Failures != 0 {
+		t.Errorf("the daemon's record of the earlier boot counts: %+v", m)
 	}
 }

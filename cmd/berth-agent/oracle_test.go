@@ -19,6 +19,7 @@ import (
 // becomes ready, so the gate must refuse, and say why; and what a container can
 // reach of the daemon is the real thing.
 func TestRealControlDaemon(t *testing.T) {
+	t.Parallel()
 	oracle := mpssim.OracleDir()
 	control := filepath.Join(oracle, "usr/bin/nvidia-cuda-mps-control")
 	if _, err := os.Stat(control); err != nil {

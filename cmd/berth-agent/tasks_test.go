@@ -12,6 +12,7 @@ import (
 
 // A machine without a GPU still runs tasks; these are the rules of the folder.
 func TestFolder(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.set("gpu.nvmlLibrary", filepath.Join(r.dir, "no-such-library.so.1"))
 	r.want("b-sleeps", plain("sleep", "1h"))
