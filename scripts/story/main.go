@@ -8,33 +8,26 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/berth-gpu/berth/api"
+	"github.com/berth-gpu/berth/scripts/rig"
 )
 
-const (
-	dir      = "build/demo"
-	instance = "makedemo"
-	runDir   = "/run/berth-demo"
-
-	// Short, so that the demo shows what becomes of tasks whose daemon was lost.
-	drainDeadline = 3 * time.Second
-)
+// Short, so that the demo shows what becomes of tasks whose daemon was lost.
+const drainDeadline = 3 * time.Second
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	s := &story{began: time.Now()}
+	s := &story{Rig: rig.Rig{Dir: "build/demo", Instance: "makedemo", RunDir: "/run/berth-demo"}, began: time.Now()}
 	s.tell(ctx)
 	if s.failed > 0 {
-		fmt.Printf("\ndemo: %d of %d were not as they should be; %s has the agent's log\n", s.failed, s.checks, s.logFile())
+		fmt.Printf("\ndemo: %d of %d were not as they should be; %s has the agent's log\n", s.failed, s.checks, s.Log())
 		os.Exit(1)
 	}
 	fmt.Printf("\ndemo: all %d as they should be, in %s\n", s.checks, time.Since(s.began).Round(time.Second))
@@ -42,15 +35,19 @@ func main() {
 
 // story is the demo under way.
 type story struct {
+	rig.Rig
 	began          time.Time
-	agent          *process
 	checks, failed int
 }
 
 // tell goes through the steps. A step that cannot be gone past ends the story; what
 // the agent made is taken away in any case.
 func (s *story) tell(ctx context.Context) {
-	defer s.end()
+	defer func() {
+		if err := s.Abandon(); err != nil {
+			s.check(false, "taking everything away: %v", err)
+		}
+	}()
 	for _, step := range []struct {
 		says string
 		do   func(context.Context) error
@@ -84,41 +81,17 @@ func (s *story) check(ok bool, format string, args ...any) bool {
 	return ok
 }
 
-// end takes away whatever a broken story left.
-func (s *story) end() {
-	if s.agent != nil {
-		_ = s.agent.cmd.Process.Signal(syscall.SIGTERM)
-		s.agent.wait(30 * time.Second)
-	}
-	if _, err := os.Stat(settingsFile()); err == nil {
-		if err := command(context.Background(), "env", "BERTH_LOG_LEVEL=error", "build/berth-agent", "purge", "--config", settingsFile()); err != nil {
-			s.check(false, "purge: %v", err)
-			return
-		}
-		_ = os.Remove(settingsFile())
-	}
-}
-
-func settingsFile() string       { return filepath.Join(dir, "agent.yaml") }
-func machineDir() string         { return filepath.Join(dir, "machine") }
-func (s *story) logFile() string { return filepath.Join(dir, "agent.log") }
-
 // --- the steps ---
 
 func (s *story) start(ctx context.Context) error {
-	// The last lines continue the file's section mps.
-	if err := command(ctx, "env", "SIMULATE=1", "scripts/prepare", dir, instance, runDir,
-		"  drainDeadline: "+drainDeadline.String()); err != nil {
+	if err := s.Prepare(ctx, 2, "  drainDeadline: "+drainDeadline.String()); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(s.logFile()); err != nil {
-		return err
-	}
-	if err := s.startAgent(ctx); err != nil {
+	if err := s.Start(ctx); err != nil {
 		return err
 	}
 	var checks []api.Check
-	if err := get(ctx, api.PathDoctor, &checks); err != nil {
+	if err := s.Get(ctx, api.PathDoctor, &checks); err != nil {
 		return err
 	}
 	ok := true
@@ -134,21 +107,21 @@ func (s *story) start(ctx context.Context) error {
 }
 
 func (s *story) tasksRun(ctx context.Context) error {
-	v, err := s.until(ctx, 30*time.Second, "five tasks run and one waits", func(v view) bool {
-		return len(v.running()) == 5 && len(v.Waiting) == 1
+	v, err := s.Until(ctx, 30*time.Second, "five tasks run and one waits", func(v rig.View) bool {
+		return len(v.Running()) == 5 && len(v.Waiting) == 1
 	})
 	if err != nil {
 		return err
 	}
-	for _, t := range v.running() {
+	for _, t := range v.Running() {
 		for _, c := range t.Containers {
-			env, err := environment(ctx, c.RuntimeID)
+			env, err := rig.Environment(ctx, c.RuntimeID)
 			if err != nil {
 				return err
 			}
 			want := fmt.Sprintf("0=%dM", c.MemoryInMiB)
 			got := env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
-			s.check(got == want && c.MemoryInMiB > 0, "%s holds %d MiB of GPU %s; its container is told %s", t.Name, c.MemoryInMiB, v.indexes(t.GPUIDs), got)
+			s.check(got == want && c.MemoryInMiB > 0, "%s holds %d MiB of GPU %s; its container is told %s", t.Name, c.MemoryInMiB, v.Indexes(t.GPUIDs), got)
 		}
 	}
 	for _, g := range v.GPUs {
@@ -160,43 +133,43 @@ func (s *story) tasksRun(ctx context.Context) error {
 			"GPU %d is held, %s and %s, with %d of %d MiB promised", g.Index, g.SharingMode, g.ComputeMode, sum, g.TotalMemoryInMiB)
 	}
 	w := v.Waiting[0]
-	s.check(namesEach(w.Reasons, v.GPUs), "%s waits, and is told of both GPUs what each lacks", w.Name)
+	s.check(rig.NamesEach(w.Reasons, v.GPUs), "%s waits, and is told of both GPUs what each lacks", w.Name)
 	for _, r := range w.Reasons {
 		fmt.Printf("        %s\n", r)
 	}
 	// Clients take a moment to allocate.
-	if _, err := s.until(ctx, 10*time.Second, "every client holds its memory", func(v view) bool { return v.allUse() }); err != nil {
+	if _, err := s.Until(ctx, 10*time.Second, "every client holds its memory", func(v rig.View) bool { return v.AllUse() }); err != nil {
 		return err
 	}
-	return command(ctx, "build/berth", "top", "--once", "--socket", socket())
+	return rig.Command(ctx, "build/berth", "top", "--once", "--socket", s.Socket())
 }
 
 func (s *story) overCap(ctx context.Context) error {
-	before, err := look(ctx)
+	before, err := s.Look(ctx)
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(dir, "tasks", "over-cap.json")
+	file := s.Task("over-cap")
 	if err := os.WriteFile(file, []byte(overCapTask), 0o644); err != nil {
 		return err
 	}
-	v, err := s.until(ctx, 20*time.Second, "the task over-cap runs", func(v view) bool { return v.task("over-cap").LastStatus == api.StatusRunning })
+	v, err := s.Until(ctx, 20*time.Second, "the task over-cap runs", func(v rig.View) bool { return v.Task("over-cap").LastStatus == api.StatusRunning })
 	if err != nil {
 		return err
 	}
-	said, err := s.logUntil(ctx, v.task("over-cap").ID, "CUDA_ERROR_OUT_OF_MEMORY")
+	said, err := s.LogUntil(ctx, v.Task("over-cap").ID, "CUDA_ERROR_OUT_OF_MEMORY")
 	if err != nil {
 		return err
 	}
 	s.check(true, "a container with a cap of 10240 MiB: %s", said)
-	after, err := look(ctx)
+	after, err := s.Look(ctx)
 	if err != nil {
 		return err
 	}
-	s.check(sameContainers(before, after), "the other containers are the same ones, running, none restarted")
+	s.check(rig.SameContainers(before, after), "the other containers are the same ones, running, none restarted")
 	same := true
-	for _, t := range before.running() {
-		if b, a := before.usedBy(t.Name), after.usedBy(t.Name); a != b {
+	for _, t := range before.Running() {
+		if b, a := before.UsedBy(t.Name), after.UsedBy(t.Name); a != b {
 			same = s.check(false, "%s held %d MiB and holds %d", t.Name, b, a)
 		}
 	}
@@ -206,7 +179,7 @@ func (s *story) overCap(ctx context.Context) error {
 	if err := os.Remove(file); err != nil {
 		return err
 	}
-	_, err = s.until(ctx, 20*time.Second, "the task over-cap has stopped", func(v view) bool { return v.task("over-cap").LastStatus == api.StatusStopped })
+	_, err = s.Until(ctx, 20*time.Second, "the task over-cap has stopped", func(v rig.View) bool { return v.Gone("over-cap") })
 	return err
 }
 
@@ -217,31 +190,31 @@ const overCapTask = `{"family": "over-cap", "containerDefinitions": [{"name": "g
 `
 
 func (s *story) daemonLost(ctx context.Context) error {
-	before, err := look(ctx)
+	before, err := s.Look(ctx)
 	if err != nil {
 		return err
 	}
 	g := before.GPUs[0]
 	killed := time.Now()
-	if err := command(ctx, "build/berth", "fault", "kill-daemon", "--machine", machineDir(), "--gpu", g.ID); err != nil {
+	if err := rig.Command(ctx, "build/berth", "fault", "kill-daemon", "--machine", s.Machine(), "--gpu", g.ID); err != nil {
 		return err
 	}
-	closed, err := s.until(ctx, 5*time.Second, "GPU 0 is closed", func(v view) bool { return !v.GPUs[0].Held })
+	closed, err := s.Until(ctx, 5*time.Second, "GPU 0 is closed", func(v rig.View) bool { return !v.GPUs[0].Held })
 	if err != nil {
 		return err
 	}
 	s.check(true, "closed after %s: %s", time.Since(killed).Round(time.Millisecond), closed.GPUs[0].HeldReason)
 	alive := 0
 	for _, sl := range g.Slices {
-		t := closed.byID(sl.TaskID)
-		if up, err := containerRuns(ctx, t.container(sl.Container).RuntimeID); err == nil && up {
+		t := closed.ByID(sl.TaskID)
+		if up, err := rig.Runs(ctx, t.Container(sl.Container).RuntimeID); err == nil && up {
 			alive++
 		}
 	}
 	s.check(alive == len(g.Slices) || time.Since(killed) > drainDeadline, "its %d containers live on, to the drain deadline of %s", alive, drainDeadline)
 	s.check(closed.GPUs[1].Held, "GPU 1 is held all the while")
-	back, err := s.until(ctx, 30*time.Second, "GPU 0 is held again, with five tasks running", func(v view) bool {
-		return v.GPUs[0].Held && v.GPUs[0].MPS.DaemonPID != g.MPS.DaemonPID && len(v.running()) == 5 && v.allUse()
+	back, err := s.Until(ctx, 30*time.Second, "GPU 0 is held again, with five tasks running", func(v rig.View) bool {
+		return v.GPUs[0].Held && v.GPUs[0].MPS.DaemonPID != g.MPS.DaemonPID && len(v.Running()) == 5 && v.AllUse()
 	})
 	if err != nil {
 		return err
@@ -253,31 +226,30 @@ func (s *story) daemonLost(ctx context.Context) error {
 }
 
 func (s *story) agentKilled(ctx context.Context) error {
-	before, err := look(ctx)
+	before, err := s.Look(ctx)
 	if err != nil {
 		return err
 	}
-	if err := s.agent.cmd.Process.Kill(); err != nil {
+	if _, err := s.Signal(os.Kill); err != nil {
 		return err
 	}
-	s.agent.wait(10 * time.Second)
 	up := 0
-	for _, t := range before.running() {
-		if ok, err := containerRuns(ctx, t.Containers[0].RuntimeID); err == nil && ok {
+	for _, t := range before.Running() {
+		if ok, err := rig.Runs(ctx, t.Containers[0].RuntimeID); err == nil && ok {
 			up++
 		}
 	}
-	s.check(up == len(before.running()), "without an agent, %d containers run", up)
-	if err := s.startAgent(ctx); err != nil {
+	s.check(up == len(before.Running()), "without an agent, %d containers run", up)
+	if err := s.Start(ctx); err != nil {
 		return err
 	}
-	after, err := s.until(ctx, 20*time.Second, "both GPUs are held and every task runs", func(v view) bool {
-		return v.GPUs[0].Held && v.GPUs[1].Held && len(v.running()) == len(before.running())
+	after, err := s.Until(ctx, 20*time.Second, "both GPUs are held and every task runs", func(v rig.View) bool {
+		return v.GPUs[0].Held && v.GPUs[1].Held && len(v.Running()) == len(before.Running())
 	})
 	if err != nil {
 		return err
 	}
-	s.check(sameContainers(before, after), "the new agent has the same containers, none restarted")
+	s.check(rig.SameContainers(before, after), "the new agent has the same containers, none restarted")
 	for i, g := range after.GPUs {
 		was := before.GPUs[i].MPS
 		s.check(g.MPS.DaemonPID == was.DaemonPID && g.MPS.ServerPID == was.ServerPID, "GPU %d: the same daemon (pid %d) and server (pid %d)", i, g.MPS.DaemonPID, g.MPS.ServerPID)
@@ -286,54 +258,48 @@ func (s *story) agentKilled(ctx context.Context) error {
 }
 
 func (s *story) roomFreed(ctx context.Context) error {
-	before, err := look(ctx)
+	before, err := s.Look(ctx)
 	if err != nil {
 		return err
 	}
 	waits := before.Waiting[0].Name
-	if err := os.Remove(filepath.Join(dir, "tasks", "share-30gib-1.json")); err != nil {
+	if err := os.Remove(s.Task("share-30gib-1")); err != nil {
 		return err
 	}
-	after, err := s.until(ctx, 30*time.Second, waits+" runs", func(v view) bool { return v.task(waits).LastStatus == api.StatusRunning })
+	after, err := s.Until(ctx, 30*time.Second, waits+" runs", func(v rig.View) bool { return v.Task(waits).LastStatus == api.StatusRunning })
 	if err != nil {
 		return err
 	}
-	s.check(len(after.Waiting) == 0, "%s runs on GPU %s, and nothing waits", waits, after.indexes(after.task(waits).GPUIDs))
+	s.check(len(after.Waiting) == 0, "%s runs on GPU %s, and nothing waits", waits, after.Indexes(after.Task(waits).GPUIDs))
 	return nil
 }
 
 func (s *story) agentEnds(ctx context.Context) error {
-	before, err := look(ctx)
+	before, err := s.Look(ctx)
 	if err != nil {
 		return err
 	}
-	if err := s.agent.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	state, err := s.Signal(syscall.SIGTERM)
+	if err != nil {
 		return err
 	}
-	if !s.agent.wait(30 * time.Second) {
-		return errors.New("the agent does not end")
-	}
-	s.check(s.agent.cmd.ProcessState.ExitCode() == 0, "the agent ended by itself, %s", s.agent.cmd.ProcessState)
-	s.agent = nil
+	s.check(state.ExitCode() == 0, "the agent ended by itself, %s", state)
 	up := 0
-	for _, t := range before.running() {
-		if ok, err := containerRuns(ctx, t.Containers[0].RuntimeID); err == nil && ok {
+	for _, t := range before.Running() {
+		if ok, err := rig.Runs(ctx, t.Containers[0].RuntimeID); err == nil && ok {
 			up++
 		}
 	}
-	s.check(up == len(before.running()) && up > 0, "%d containers run on", up)
-	s.check(len(programs(machineDir())) >= 4, "%d MPS processes run on", len(programs(machineDir())))
+	s.check(up == len(before.Running()) && up > 0, "%d containers run on", up)
+	s.check(len(s.Programs()) >= 4, "%d MPS processes run on", len(s.Programs()))
 	return nil
 }
 
 func (s *story) purge(ctx context.Context) error {
-	if err := command(ctx, "env", "BERTH_LOG_LEVEL=error", "build/berth-agent", "purge", "--config", settingsFile()); err != nil {
+	if err := s.Rig.Purge(ctx); err != nil {
 		return err
 	}
-	if err := remove(ctx, docker, "/images/berth-sample:latest"); err != nil {
-		return err
-	}
-	left, err := leftovers(ctx)
+	left, err := s.Leftovers(ctx)
 	if err != nil {
 		return err
 	}
@@ -341,5 +307,5 @@ func (s *story) purge(ctx context.Context) error {
 	for _, l := range left {
 		fmt.Printf("        %s\n", l)
 	}
-	return os.Remove(settingsFile())
+	return nil
 }

@@ -1,0 +1,163 @@
+// Command measure is make bench: it measures an agent on a simulated machine from
+// outside and writes docs/performance.md: how long a dead daemon goes unnoticed, what a
+// probe costs, how long a container takes to start beside one of plain Docker, and what
+// an idle agent with 8 GPUs and 48 tasks needs.
+//
+// Run from the repository's root, as root, after make build.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/berth-gpu/berth/scripts/rig"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	out := flag.String("out", "docs/performance.md", "where the page goes")
+	idle := flag.Duration("idle", time.Minute, "how long the idle agent is watched")
+	flag.Parse()
+
+	m := &measure{Rig: rig.Rig{Dir: "build/bench", Instance: "makebench", RunDir: "/run/berth-bench"}, idle: *idle}
+	err := m.all(ctx)
+	if left := m.Abandon(); err == nil {
+		err = left
+	}
+	if err == nil {
+		err = os.WriteFile(*out, []byte(m.page.String()), 0o644)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "measure:", err)
+		os.Exit(1)
+	}
+	fmt.Print(m.page.String())
+	if m.missed > 0 {
+		fmt.Fprintf(os.Stderr, "measure: %d of the goals were missed\n", m.missed)
+		os.Exit(1)
+	}
+}
+
+type measure struct {
+	rig.Rig
+	idle   time.Duration
+	page   strings.Builder
+	missed int // goals
+}
+
+func (m *measure) all(ctx context.Context) error {
+	m.head()
+	for _, part := range []func(context.Context) error{m.starts, m.deadDaemons, m.probes, m.idleAgent} {
+		if err := part(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *measure) printf(format string, args ...any) { fmt.Fprintf(&m.page, format, args...) }
+
+// goal writes down whether a goal was met.
+func (m *measure) goal(ok bool, format string, args ...any) {
+	word := "met"
+	if !ok {
+		word = "MISSED"
+		m.missed++
+	}
+	m.printf("Goal: %s: %s.\n\n", fmt.Sprintf(format, args...), word)
+}
+
+func (m *measure) head() {
+	m.printf("# What has been measured\n\nWritten by `make bench` (scripts/measure); run it again to measure your machine. On simulated GPUs: what a GPU and its\ndriver would take is not in these numbers.\n\n")
+	m.printf("%s, %s, %d cores, Linux %s, Docker %s, %s, berth %s\n\n", time.Now().UTC().Format("2006-01-02"), cpuModel(), runtime.NumCPU(),
+		first("uname", "-r"), dockerVersion(), runtime.Version(), first("git", "describe", "--always", "--dirty"))
+}
+
+// prepare makes a machine of so many GPUs, with no task on it, and starts the agent.
+func (m *measure) prepare(ctx context.Context, gpus int, settings ...string) error {
+	if err := m.Prepare(ctx, gpus, settings...); err != nil {
+		return err
+	}
+	if err := m.RemoveTasks(); err != nil {
+		return err
+	}
+	return m.Start(ctx)
+}
+
+func (m *measure) end(ctx context.Context) error {
+	if _, err := m.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	return m.Purge(ctx)
+}
+
+// task is a definition whose container holds a slice and sleeps; it ends at once when
+// it is told to.
+func task(family string, memoryMiB int) string {
+	return fmt.Sprintf(`{"family": %q, "containerDefinitions": [{"name": "c", "image": "berth-sample:latest", "stopTimeout": 2,
+ "entryPoint": ["/bin/cuda-client"], "command": ["run", "--memory", "64MiB"], "cpu": 16, "memory": 32,
+ "resourceRequirements": [{"type": "GPU", "sharingStrategy": {"nvidiaMps": {"memory": %d}}}]}]}`, family, memoryMiB)
+}
+
+// spread is a sample's minimum, median, 95th percentile and maximum.
+func spread(all []time.Duration) string {
+	sorted := slices.Sorted(slices.Values(all))
+	at := func(p int) time.Duration { return sorted[min(len(sorted)*p/100, len(sorted)-1)] }
+	return fmt.Sprintf("min %s, median %s, p95 %s, max %s", ms(sorted[0]), ms(at(50)), ms(at(95)), ms(sorted[len(sorted)-1]))
+}
+
+func median(all []time.Duration) time.Duration {
+	sorted := slices.Sorted(slices.Values(all))
+	return sorted[len(sorted)/2]
+}
+
+func ms(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d.Microseconds())/1000) }
+
+// list writes every value of a sample, ten a line.
+func (m *measure) list(all []time.Duration) {
+	m.printf("All %d, in order, in ms:\n\n```\n", len(all))
+	for i, d := range all {
+		m.printf("%9.2f", float64(d.Microseconds())/1000)
+		if i%10 == 9 || i == len(all)-1 {
+			m.printf("\n")
+		}
+	}
+	m.printf("```\n\n")
+}
+
+func first(name string, args ...string) string {
+	out, err := exec.Command(name, args...).Output()
+	if err != nil {
+		return "?"
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	return line
+}
+
+func cpuModel() string {
+	text, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(text)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return runtime.GOARCH
+}
+
+func dockerVersion() string {
+	v, err := rig.DockerVersion(context.Background())
+	if err != nil {
+		return "?"
+	}
+	return v
+}
