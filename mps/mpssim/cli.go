@@ -72,7 +72,8 @@ func utility(stdin io.Reader, stdout, stderr io.Writer) int {
 		case err != nil:
 			_ = out.Flush()
 			return noDaemon(stderr)
-		case verb == wireExit: // what earlier commands printed is lost [B]
+		case verb == wireExit:
+			_ = out.Flush() // the real one now and then loses what it had to print
 			status, _ := strconv.Atoi(rest)
 			return status
 		}

@@ -97,10 +97,10 @@ func TestClientInContainer(t *testing.T) {
 	folder := filepath.Join(w.dir, "client")
 	link(t, w.pipe(), folder)
 	id := container(t, "-v", folder+":/run/berth/mps:ro", "-e", "CUDA_MPS_PIPE_DIRECTORY=/run/berth/mps",
-		"-e", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M", "-e", "NVIDIA_VISIBLE_DEVICES="+gpuA, image, "run", "--memory", "18GiB", "--over-cap-try", "--print-env")
+		"-e", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M", "-e", "NVIDIA_VISIBLE_DEVICES="+w.gpuA, image, "run", "--memory", "18GiB", "--over-cap-try", "--print-env")
 	logsSay(t, id, "env: CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M")
 	logsSay(t, id, "refused beyond 20480 MiB: CUDA_ERROR_OUT_OF_MEMORY (2)")
-	if got := used(gpuA); got[kindClient] != 20480 {
+	if got := used(w.gpuA); got[kindClient] != 20480 {
 		t.Errorf("seen from the host: %v", got)
 	}
 	pid := mustDocker(t, nil, "inspect", "-f", "{{.State.Pid}}", id)
@@ -115,10 +115,10 @@ func TestClientInContainer(t *testing.T) {
 	}
 
 	// The daemon dies and comes back; new processes of the container find the new one.
-	if _, err := KillDaemon(w.dir, gpuA); err != nil {
+	if _, err := KillDaemon(w.dir, w.gpuA); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the daemon's end", func() bool { pids, _ := Daemons(w.dir, gpuA); return len(pids) == 0 })
+	eventually(t, "the daemon's end", func() bool { pids, _ := Daemons(w.dir, w.gpuA); return len(pids) == 0 })
 	lone := []string{"exec", id, "/bin/cuda-client", "run", "--memory", "1GiB", "--for", "1ms"}
 	if out := mustDocker(t, nil, lone...); !strings.Contains(out, "mps: none, running without a cap") {
 		t.Errorf("while the daemon is gone: %s", out)

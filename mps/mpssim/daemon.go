@@ -111,6 +111,9 @@ func runDaemon(m machine, opts daemonOptions, stdout io.Writer) int {
 		tellParent()
 	}
 	status := <-d.done
+	for _, l := range d.listen {
+		l.Close()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, w := range d.waiters { // before the daemon has cleared up [B]

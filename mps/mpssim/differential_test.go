@@ -71,7 +71,7 @@ func TestDifferentialCommands(t *testing.T) {
 	})
 	same(t, both, "pipe folder", func(r *rig) string { return r.files("p") })
 	same(t, both, "log folder", func(r *rig) string { return r.files("l") })
-	same(t, both, "quit", func(r *rig) string { return r.command(0, "foo\nquit\nbar") })
+	same(t, both, "quit", func(r *rig) string { return r.command(0, "quit") })
 	same(t, both, "after quit", func(r *rig) string {
 		r.gone()
 		return r.command(0, "foo") + r.files("p") + r.log("control.log", "Accepting", "UI closed")
@@ -297,6 +297,9 @@ func (r *rig) cuInit() string {
 	return number + errs
 }
 
+// untilGo has a server wait for a file that the test makes.
+const untilGo = "while [ ! -e $CUDA_MPS_LOG_DIRECTORY/go ]; do sleep 0.02; done; "
+
 // TestDifferentialHungServer has a server that never gets ready.
 func TestDifferentialHungServer(t *testing.T) {
 	for _, tc := range []struct {
@@ -313,11 +316,13 @@ func TestDifferentialHungServer(t *testing.T) {
 		{"quit by force", "exec sleep 1000", []string{"start_server -uid 0", "quit -t 0"}},
 		{"quit by force later", "exec sleep 1000", []string{"start_server -uid 0", "quit -t 1"}},
 		{"quit by force with a queue", "exec sleep 1000", []string{"start_server -uid 0", "start_server -uid 1", "quit -t 0"}},
-		{"quit waits for the end: 0", "exec sleep 0.3", []string{"start_server -uid 0", "quit"}},
-		{"quit waits for the end: 3", "sleep 0.3; exit 3", []string{"start_server -uid 0", "quit"}},
-		{"SIGINT is ignored", "trap '' INT; echo > $CUDA_MPS_LOG_DIRECTORY/x; sleep 0.6; exit 0", []string{"start_server -uid 0", "FILE", "shutdown_server PID -f", "get_server_list", "quit -t 0"}},
+		{"quit waits for the end: 0", untilGo + "exit 0", []string{"start_server -uid 0", "BACKGROUND quit", "GO"}},
+		{"quit waits for the end: 3", untilGo + "exit 3", []string{"start_server -uid 0", "BACKGROUND quit", "GO"}},
+		{"SIGINT is ignored", "trap '' INT; echo > $CUDA_MPS_LOG_DIRECTORY/x; " + untilGo + "exit 0",
+			[]string{"start_server -uid 0", "FILE", "shutdown_server PID -f", "get_server_list", "BACKGROUND quit -t 0", "GO"}},
 		{"killed", "exec sleep 1000", []string{"start_server -uid 0", "KILL", "start_server -uid 0", "KILL", "quit"}},
-		{"failed, then good", "[ -e $CUDA_MPS_LOG_DIRECTORY/x ] && exec sleep 0.3; : > $CUDA_MPS_LOG_DIRECTORY/x; exit 5", []string{"start_server -uid 0", "GONE", "start_server -uid 0", "quit"}},
+		{"failed, then good", "[ -e $CUDA_MPS_LOG_DIRECTORY/x ] || { : > $CUDA_MPS_LOG_DIRECTORY/x; exit 5; }; " + untilGo + "exit 0",
+			[]string{"start_server -uid 0", "GONE", "start_server -uid 0", "BACKGROUND quit", "GO"}},
 		{"no arguments, the daemon's environment", `echo "$# $(basename $0) $BERTH_MPS_ID $CUDA_MPS_PIPE_DIRECTORY $(id -u)" > $CUDA_MPS_LOG_DIRECTORY/x; exec sleep 1000`,
 			[]string{"start_server -uid 0", "FILE", "quit -t 0"}},
 	} {
@@ -330,8 +335,20 @@ func TestDifferentialHungServer(t *testing.T) {
 				var text []string
 				starts, gone := 0, 0
 				pid := ""
+				var background *process
 				for _, step := range tc.steps {
+					later, isLater := strings.CutPrefix(step, "BACKGROUND ")
 					switch {
+					case isLater:
+						cmd := exec.Command(filepath.Join(r.bin, ControlName))
+						cmd.Stdin = strings.NewReader(later)
+						background = startProcess(t, cmd, r.env, r.bin)
+						r.waitLog("Cmd:"+later, 1)
+					case step == "GO":
+						if err := os.WriteFile(r.dir+"/l/go", nil, 0o644); err != nil {
+							t.Fatal(err)
+						}
+						text = append(text, fmt.Sprintf("in the background: status %d %s", background.ends(), background.output()))
 					case step == "KILL":
 						var n int
 						_, _ = fmt.Sscan(pid, &n)

@@ -13,7 +13,7 @@ var variantTests = map[string]func(w *world) string{
 		w.server()
 		c := w.client("--memory", "1GiB", "--tick", "20ms")
 		c.says("allocated")
-		if _, err := KillDaemon(w.dir, gpuA); err != nil {
+		if _, err := KillDaemon(w.dir, w.gpuA); err != nil {
 			w.t.Fatal(err)
 		}
 		before := strings.Count(c.output(), "tick")
@@ -33,10 +33,10 @@ var variantTests = map[string]func(w *world) string{
 		w.computeMode("3")
 		w.daemon("-multiuser-server")
 		w.server()
-		if _, err := KillDaemon(w.dir, gpuA); err != nil {
+		if _, err := KillDaemon(w.dir, w.gpuA); err != nil {
 			w.t.Fatal(err)
 		}
-		eventually(w.t, "the daemon's end", func() bool { pids, _ := Daemons(w.dir, gpuA); return len(pids) == 0 })
+		eventually(w.t, "the daemon's end", func() bool { pids, _ := Daemons(w.dir, w.gpuA); return len(pids) == 0 })
 		d := w.daemon("-multiuser-server")
 		w.control("start_server -uid 0")
 		var what string
@@ -53,7 +53,7 @@ var variantTests = map[string]func(w *world) string{
 	},
 	"uuid-limit-ignored": func(w *world) string {
 		w.daemon("-multiuser-server")
-		c := w.clientWith([]string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + gpuA + "=1G"})
+		c := w.clientWith([]string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + w.gpuA + "=1G"})
 		c.says("device 0: ")
 		return c.output()
 	},
@@ -85,7 +85,7 @@ func TestEachInferredBehaviourHasASecondVariant(t *testing.T) {
 			if see == nil {
 				t.Fatal("no test tells it apart")
 			}
-			strip := func(w *world) string { return strings.ReplaceAll(see(w), w.dir, "DIR") }
+			strip := func(w *world) string { return strings.NewReplacer(w.dir, "DIR", w.gpuA, "GPU").Replace(see(w)) }
 			first, second := strip(newWorld(t)), strip(newWorld(t, withVariant(b.Variant)))
 			if first == second {
 				t.Errorf("both: %s", first)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"os"
 	"os/exec"
@@ -52,17 +53,17 @@ func buildForTest(ctx context.Context, out string) error {
 	return nil
 }
 
-const (
-	gpuA = "GPU-aaaaaaaa-0000-0000-0000-000000000001"
-	gpuB = "GPU-bbbbbbbb-0000-0000-0000-000000000002"
-)
+// raceEnv is for programs built with the race detector: a race ends them at once, and
+// they do not wait a second for one at their end.
+const raceEnv = "GORACE=atexit_sleep_ms=0 halt_on_error=1"
 
 // world is a simulated machine with one daemon's folders.
 type world struct {
-	t   *testing.T
-	dir string
-	bin string
-	env []string
+	t          *testing.T
+	dir        string
+	bin        string
+	env        []string
+	gpuA, gpuB string // UUIDs that no other test has: whoever holds a GPU is seen host-wide
 }
 
 // newWorld makes a machine of two GPUs of 80 GiB, and an environment for gpuA.
@@ -76,9 +77,9 @@ func newWorld(t *testing.T, steer ...func(*Steer)) *world {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, dir: dir, bin: filepath.Join(dir, "bin")}
+	w := &world{t: t, dir: dir, bin: filepath.Join(dir, "bin"), gpuA: newUUID(t), gpuB: newUUID(t)}
 	spec := nvmlsim.Spec{Driver: "580.159.03", NVML: "13.580.159.03", CUDA: 13000}
-	for i, uuid := range []string{gpuA, gpuB} {
+	for i, uuid := range []string{w.gpuA, w.gpuB} {
 		spec.GPUs = append(spec.GPUs, nvmlsim.GPU{
 			UUID: uuid, Minor: i, Name: "NVIDIA H100", TotalBytes: 80 << 30, Architecture: 9, ComputeMajor: 9,
 			PCIBusID: fmt.Sprintf("00000000:%02d:00.0", 18+i), NUMANode: -1, MIG: -1, ECC: -1,
@@ -94,7 +95,7 @@ func newWorld(t *testing.T, steer ...func(*Steer)) *world {
 		}
 	}
 	w.env = []string{
-		"PATH=" + w.bin + ":/usr/bin:/bin", "CUDA_VISIBLE_DEVICES=" + gpuA, "BERTH_MPS_ID=test",
+		"PATH=" + w.bin + ":/usr/bin:/bin", "CUDA_VISIBLE_DEVICES=" + w.gpuA, "BERTH_MPS_ID=test", raceEnv,
 		"CUDA_MPS_PIPE_DIRECTORY=" + w.pipe(), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(dir, "log"),
 	}
 	for _, s := range steer {
@@ -103,11 +104,20 @@ func newWorld(t *testing.T, steer ...func(*Steer)) *world {
 	return w
 }
 
+func newUUID(t *testing.T) string {
+	t.Helper()
+	var b [16]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
 func (w *world) pipe() string { return filepath.Join(w.dir, "pipe") }
 
 func (w *world) steer(change func(*Steer)) {
 	w.t.Helper()
-	if err := SteerGPU(w.dir, gpuA, change); err != nil {
+	if err := SteerGPU(w.dir, w.gpuA, change); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -166,6 +176,9 @@ func startProcess(t *testing.T, cmd *exec.Cmd, env []string, bin string) *proces
 		_ = cmd.Process.Signal(syscall.SIGCONT)
 		_ = cmd.Process.Kill()
 		<-p.done
+		if out := p.output(); strings.Contains(out, "DATA RACE") || strings.Contains(out, "panic:") {
+			t.Errorf("%v:\n%s", cmd.Args, out)
+		}
 	})
 	return p
 }
@@ -230,7 +243,7 @@ func (w *world) daemon(flags ...string) *process {
 // killServers ends what a daemon leaves behind.
 func (w *world) killServers() {
 	for _, find := range []func(string, string) ([]int, error){Daemons, Servers} {
-		pids, _ := find(w.dir, gpuA)
+		pids, _ := find(w.dir, w.gpuA)
 		for _, pid := range pids {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
@@ -291,7 +304,7 @@ func (w *world) client(args ...string) *process {
 
 func (w *world) clientWith(env []string, args ...string) *process {
 	w.t.Helper()
-	all := []string{"CUDA_MPS_PIPE_DIRECTORY=" + w.pipe(), "NVIDIA_VISIBLE_DEVICES=" + gpuA}
+	all := []string{raceEnv, "CUDA_MPS_PIPE_DIRECTORY=" + w.pipe(), "NVIDIA_VISIBLE_DEVICES=" + w.gpuA}
 	return w.start(append(all, env...), append([]string{ClientName, "run"}, args...)...)
 }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // The differential test: the simulator and the real control daemon (R535, from
@@ -70,7 +72,7 @@ func rigs(t *testing.T, fakeServer string) [2]*rig {
 	common := func(r *rig, path string) {
 		r.env = []string{
 			"PATH=" + path + ":/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + r.dir + "/p", "CUDA_MPS_LOG_DIRECTORY=" + r.dir + "/l",
-			"LD_LIBRARY_PATH=" + filepath.Join(real.dir, "lib"),
+			"LD_LIBRARY_PATH=" + filepath.Join(real.dir, "lib"), raceEnv,
 		}
 		t.Cleanup(func() { killUnder(r) })
 	}
@@ -252,7 +254,12 @@ func (r *rig) gone() {
 	r.t.Helper()
 	r.waitLog("Exit with status", 1)
 	eventually(r.t, r.name+": the daemon's end", func() bool {
-		_, err := os.Stat(filepath.Join(r.dir, "p", "log"))
-		return os.IsNotExist(err) && strings.Contains(r.command(0, "x"), "Cannot find")
+		lock, err := os.Open(filepath.Join(r.dir, "p", "control_lock"))
+		if err != nil {
+			return true
+		}
+		defer lock.Close()
+		l := unix.Flock_t{Type: unix.F_WRLCK}
+		return unix.FcntlFlock(lock.Fd(), unix.F_GETLK, &l) == nil && l.Type == unix.F_UNLCK
 	})
 }

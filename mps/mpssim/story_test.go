@@ -26,7 +26,7 @@ func TestClientIsCapped(t *testing.T) {
 		{"by the server's default", "3G", "", "refused beyond 3072 MiB: CUDA_ERROR_OUT_OF_MEMORY (2)"},
 		{"the lower one: server", "2G", "0=5G", "refused beyond 2048 MiB"},
 		{"the lower one: client", "7G", "0=5G", "refused beyond 5120 MiB"},
-		{"by UUID", "", gpuA + "=1G", "refused beyond 1024 MiB"},
+		{"by UUID", "", "UUID=1G", "refused beyond 1024 MiB"},
 		{"another device's key is no cap", "", "1=5G", fmt.Sprintf("refused beyond %d MiB", 80<<10-30)},
 		{"a wrong form is no cap", "", "5G", fmt.Sprintf("refused beyond %d MiB", 80<<10-30)},
 		{"by the GPU's memory", "", "", fmt.Sprintf("refused beyond %d MiB", 80<<10-30)},
@@ -38,7 +38,7 @@ func TestClientIsCapped(t *testing.T) {
 				w.control("set_default_device_pinned_mem_limit 0 " + tc.server)
 			}
 			w.server()
-			c := w.clientWith([]string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + tc.env}, "--memory", "1GiB", "--step", "512MiB", "--over-cap-try")
+			c := w.clientWith([]string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + strings.ReplaceAll(tc.env, "UUID", w.gpuA)}, "--memory", "1GiB", "--step", "512MiB", "--over-cap-try")
 			c.says(tc.want)
 		})
 	}
@@ -55,14 +55,14 @@ func TestNeighboursKeepTheirMemory(t *testing.T) {
 	if code := b.ends(); code != 1 {
 		t.Errorf("a client over its cap ended with %d", code)
 	}
-	if got := used(gpuA); got[kindServer] != 30 || got[kindClient] != 18<<10 {
+	if got := used(w.gpuA); got[kindServer] != 30 || got[kindClient] != 18<<10 {
 		t.Errorf("held: %v", got)
 	}
 	_ = a.cmd.Process.Signal(syscall.SIGTERM)
 	if code := a.ends(); code != 0 {
 		t.Errorf("ended with %d on SIGTERM", code)
 	}
-	if got := used(gpuA); got[kindClient] != 0 {
+	if got := used(w.gpuA); got[kindClient] != 0 {
 		t.Errorf("held after the end: %v", got)
 	}
 }
@@ -83,14 +83,14 @@ func TestPercentageIsTheLowerOne(t *testing.T) {
 func TestNoDaemonMeansNoCap(t *testing.T) {
 	w := newWorld(t)
 	w.daemon("-multiuser-server")
-	if _, err := KillDaemon(w.dir, gpuA); err != nil { // leaves stale sockets
+	if _, err := KillDaemon(w.dir, w.gpuA); err != nil { // leaves stale sockets
 		t.Fatal(err)
 	}
-	eventually(t, "the daemon's end", func() bool { pids, _ := Daemons(w.dir, gpuA); return len(pids) == 0 })
+	eventually(t, "the daemon's end", func() bool { pids, _ := Daemons(w.dir, w.gpuA); return len(pids) == 0 })
 	c := w.clientWith([]string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1G"}, "--memory", "9GiB")
 	c.says("mps: none, running without a cap")
 	c.says("allocated: 9216 MiB")
-	if got := used(gpuA); got[kindCompute] != 9<<10 {
+	if got := used(w.gpuA); got[kindCompute] != 9<<10 {
 		t.Errorf("held: %v", got)
 	}
 }
@@ -111,7 +111,7 @@ func TestFatalFaultReachesEveryClient(t *testing.T) {
 	b := w.client("--memory", "2GiB", "--stay")
 	a.says("allocated")
 	b.says("allocated")
-	if _, err := FatalFault(w.dir, gpuA, 719); err != nil {
+	if _, err := FatalFault(w.dir, w.gpuA, 719); err != nil {
 		t.Fatal(err)
 	}
 	a.says("error: CUDA_ERROR_LAUNCH_FAILED (719)")
@@ -130,7 +130,7 @@ func TestFatalFaultReachesEveryClient(t *testing.T) {
 	d.says("FAULT")
 	d.says("INACTIVE", 2)
 	w.client("--memory", "1GiB").says("allocated")
-	if _, err := FatalFault(w.dir, gpuA, 0); err != nil { // each fault is one of its own
+	if _, err := FatalFault(w.dir, w.gpuA, 0); err != nil { // each fault is one of its own
 		t.Fatal(err)
 	}
 	eventually(t, "FAULT", func() bool { return status() == "FAULT" || strings.Count(d.output(), "INACTIVE") > 2 })
@@ -148,7 +148,7 @@ func TestTerminateClient(t *testing.T) {
 		t.Errorf("terminate_client: %q", out)
 	}
 	a.says("error: CUDA_ERROR_MPS_CLIENT_TERMINATED (810)")
-	if got := used(gpuA); got[kindClient] != 1<<10 {
+	if got := used(w.gpuA); got[kindClient] != 1<<10 {
 		t.Errorf("held: %v", got)
 	}
 	if strings.Contains(b.output(), "error") {
@@ -165,7 +165,7 @@ func TestServerCrash(t *testing.T) {
 	server := w.server()
 	c := w.client("--memory", "1GiB")
 	c.says("allocated")
-	if _, err := CrashServer(w.dir, gpuA); err != nil {
+	if _, err := CrashServer(w.dir, w.gpuA); err != nil {
 		t.Fatal(err)
 	}
 	c.says("error: CUDA_ERROR_MPS_RPC_FAILURE (806)")
@@ -183,22 +183,22 @@ func TestClientsOutliveTheDaemon(t *testing.T) {
 			server := w.server()
 			c := w.client("--memory", "1GiB")
 			c.says("allocated")
-			if _, err := KillDaemon(w.dir, gpuA); err != nil {
+			if _, err := KillDaemon(w.dir, w.gpuA); err != nil {
 				t.Fatal(err)
 			}
 			if variant != "" {
 				c.says("error: CUDA_ERROR_MPS_RPC_FAILURE (806)")
 			} else {
-				eventually(t, "the daemon's end", func() bool { pids, _ := Daemons(w.dir, gpuA); return len(pids) == 0 })
+				eventually(t, "the daemon's end", func() bool { pids, _ := Daemons(w.dir, w.gpuA); return len(pids) == 0 })
 				_ = c.cmd.Process.Signal(syscall.SIGTERM)
 				if code := c.ends(); code != 0 || strings.Contains(c.output(), "error") {
 					t.Errorf("ended with %d: %s", code, c.output())
 				}
 			}
-			if pids, _ := Servers(w.dir, gpuA); len(pids) != 1 || pids[0] != server {
+			if pids, _ := Servers(w.dir, w.gpuA); len(pids) != 1 || pids[0] != server {
 				t.Errorf("orphans: %v, want %d", pids, server)
 			}
-			if got := used(gpuA); got[kindServer] != 30 {
+			if got := used(w.gpuA); got[kindServer] != 30 {
 				t.Errorf("the orphan holds %v", got)
 			}
 		})
@@ -215,7 +215,7 @@ func withVariant(name string) func(*Steer) {
 
 func (w *world) computeMode(digit string) {
 	w.t.Helper()
-	if err := os.WriteFile(filepath.Join(w.dir, "sim", "mode."+gpuA), []byte(digit), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(w.dir, "sim", "mode."+w.gpuA), []byte(digit), 0o644); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -249,10 +249,10 @@ func TestExclusiveProcess(t *testing.T) {
 			w.computeMode("3")
 			w.daemon("-multiuser-server")
 			orphan := w.server()
-			if _, err := KillDaemon(w.dir, gpuA); err != nil {
+			if _, err := KillDaemon(w.dir, w.gpuA); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the daemon's end", func() bool { pids, _ := Daemons(w.dir, gpuA); return len(pids) == 0 })
+			eventually(t, "the daemon's end", func() bool { pids, _ := Daemons(w.dir, w.gpuA); return len(pids) == 0 })
 			d := w.daemon("-multiuser-server")
 			if variant != "" {
 				w.server()
@@ -261,7 +261,7 @@ func TestExclusiveProcess(t *testing.T) {
 			w.control("start_server -uid 0")
 			d.says("exited with status 1")
 			_ = syscall.Kill(orphan, syscall.SIGKILL)
-			eventually(t, "the orphan's end", func() bool { pids, _ := Servers(w.dir, gpuA); return len(pids) == 0 })
+			eventually(t, "the orphan's end", func() bool { pids, _ := Servers(w.dir, w.gpuA); return len(pids) == 0 })
 			w.server()
 		})
 	}
@@ -299,7 +299,7 @@ func TestHangingStart(t *testing.T) {
 	c := w.client("--memory", "1GiB")
 	d.says("Server is not ready, push client to pending list")
 	d.says("Initializing server process")
-	server, err := Servers(w.dir, gpuA)
+	server, err := Servers(w.dir, w.gpuA)
 	if err != nil || len(server) != 1 {
 		t.Fatal(server, err)
 	}
@@ -394,7 +394,7 @@ func TestQuitByForce(t *testing.T) {
 func TestFrozenDaemon(t *testing.T) {
 	w := newWorld(t)
 	w.daemon("-multiuser-server")
-	pids, err := FreezeDaemon(w.dir, gpuA)
+	pids, err := FreezeDaemon(w.dir, w.gpuA)
 	if err != nil || len(pids) != 1 {
 		t.Fatal(pids, err)
 	}
@@ -403,7 +403,7 @@ func TestFrozenDaemon(t *testing.T) {
 		return strings.Contains(string(stat), ") T ")
 	})
 	asked := w.start(w.env, ClientName, "control", "get_default_active_thread_percentage")
-	if _, err := ThawDaemon(w.dir, gpuA); err != nil {
+	if _, err := ThawDaemon(w.dir, w.gpuA); err != nil {
 		t.Fatal(err)
 	}
 	asked.says("100.0")

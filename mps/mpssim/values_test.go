@@ -46,6 +46,7 @@ func TestValues(t *testing.T) {
 }
 
 func TestMemoryLimitsOfAClient(t *testing.T) {
+	const gpuA, gpuB = "GPU-aaaaaaaa-0000-0000-0000-000000000001", "GPU-bbbbbbbb-0000-0000-0000-000000000002"
 	devices := []string{gpuA, gpuB}
 	for _, tc := range []struct {
 		env  string
