@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/berth-gpu/berth/api"
+	"github.com/berth-gpu/berth/config"
 )
 
 // What each command prints, stored beside the command.
@@ -143,6 +144,17 @@ func TestUnreachable(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// berth looks where an agent that is told nothing listens.
+func TestDefaultSocket(t *testing.T) {
+	settings, _, err := config.Load("", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if settings.Socket() != defaultSocket {
+		t.Errorf("the agent listens at %s, berth looks at %s", settings.Socket(), defaultSocket)
 	}
 }
 

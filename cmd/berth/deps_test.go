@@ -55,7 +55,9 @@ var house = map[string][]string{
 
 	// What make runs.
 	"scripts":         {}, // tests of the shell scripts
-	"scripts/story":   {"api"},
+	"scripts/rig":     {"api"},
+	"scripts/story":   {"api", "scripts/rig"},
+	"scripts/measure": {"api", "scripts/rig"},
 	"scripts/testlog": {},
 }
 
