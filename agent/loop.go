@@ -26,10 +26,11 @@ type loop struct {
 	ctx   context.Context
 	owned *sync.WaitGroup // of everything that Run started
 
-	tasks map[string]*task
-	units []*unit // in NVML's order
-	order Order
-	after []func() // run when the round is over
+	tasks      map[string]*task
+	units      []*unit  // in NVML's order
+	unreadable []string // GPUs that NVML counts and cannot read
+	order      Order
+	after      []func() // run when the round is over
 
 	listDue   bool
 	listing   bool
@@ -104,6 +105,7 @@ func (a *Agent) round(now time.Time) {
 	}
 	// 2. GPUs that are lost to their tasks.
 	a.readHolders()
+	a.missing()
 	a.drain(now)
 	// 3. Each task's next record and actions.
 	type decided struct {

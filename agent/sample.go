@@ -16,22 +16,37 @@ import (
 	"github.com/berth-gpu/berth/mps"
 )
 
-// watchSamples reads every GPU each sampleEvery, one after the other.
+// reading is one GPU's sample and the containers of its processes.
+type reading struct {
+	unit   *unit
+	sample gpu.Sample
+	err    error
+	owners map[int]string // Docker ids by pid
+}
+
+// watchSamples reads every GPU each sampleEvery, one after the other, and gives
+// the loop all of them at once.
 func (a *Agent) watchSamples(ctx context.Context) {
 	tick := time.NewTicker(a.settings.GPU.SampleEvery)
 	defer tick.Stop()
 	for {
+		var all []reading
 		for _, u := range a.units {
-			s, err := a.nvml.Sample(ctx, u.dev.UUID)
-			if ctx.Err() != nil {
-				return
+			r := reading{unit: u, owners: map[int]string{}}
+			r.sample, r.err = a.nvml.Sample(ctx, u.dev.UUID)
+			for _, p := range r.sample.Processes {
+				r.owners[p.PID], _ = cgroup.ContainerID(p.PID) // gone meanwhile: nobody's
 			}
-			owners := map[int]string{}
-			for _, p := range s.Processes {
-				owners[p.PID], _ = cgroup.ContainerID(p.PID) // gone meanwhile: nobody's
-			}
-			a.post(func() { a.sampled(u, s, err, owners) })
+			all = append(all, r)
 		}
+		if ctx.Err() != nil {
+			return
+		}
+		a.post(func() {
+			for _, r := range all {
+				a.sampled(r.unit, r.sample, r.err, r.owners)
+			}
+		})
 		select {
 		case <-tick.C:
 		case <-a.resample:

@@ -68,10 +68,8 @@ func step(l look) (state.Task, []action) {
 		if acts, alive := l.stops(&rec); alive {
 			return rec, acts
 		}
-		if rec.Released || l.now.Sub(rec.Stopped) >= l.cleanup {
-			if len(l.busy) == 0 {
-				return rec, []action{{verb: verbForget}}
-			}
+		if (rec.Released || l.now.Sub(rec.Stopped) >= l.cleanup) && !l.hold {
+			return rec, []action{{verb: verbForget}}
 		}
 		return rec, nil
 	}

@@ -120,6 +120,18 @@ func (a *Agent) drain(now time.Time) {
 	}
 }
 
+// missing ends the tasks that have not started on a GPU that is not here any more.
+// What runs on it goes on: the agent may only fail to see it.
+func (a *Agent) missing() {
+	for _, t := range a.tasks {
+		for _, id := range t.rec.GPUs {
+			if a.unit(id) == nil && t.rec.Started.IsZero() {
+				a.endTask(t, "InfrastructureHealth", fmt.Sprintf("GPU %s is not in this machine any more", id), true)
+			}
+		}
+	}
+}
+
 // aroundLoss is how long before a loss is noticed its victims may have ended: a
 // fault is seen in the daemon's log or at the next probe. A fault's victims may
 // also end this long after it.
@@ -143,9 +155,13 @@ func (a *Agent) openUnits(ctx context.Context, rebooted bool) error {
 	if a.nvml == nil {
 		return nil
 	}
-	devices, err := a.nvml.Devices(ctx)
+	found, err := a.nvml.Inventory(ctx)
 	if err != nil {
 		return err
+	}
+	for _, bad := range found.Unreadable {
+		a.unreadable = append(a.unreadable, fmt.Sprintf("GPU %d cannot be read: %v", bad.Index, bad.Err))
+		a.log.Error("a GPU cannot be read; restart the agent once it is well", zap.Int("index", bad.Index), zap.Error(bad.Err))
 	}
 	records := map[string]*gpuRecord{}
 	aside, err := a.store.GPUs(func(uuid string) any {
@@ -160,7 +176,7 @@ func (a *Agent) openUnits(ctx context.Context, rebooted bool) error {
 		a.log.Error("set a damaged record aside", zap.String("kind", s.Kind), zap.String("key", s.Key), zap.String("why", s.Reason))
 	}
 	control := mps.FindControl(a.settings.MPS.ControlBinary, a.settings.MPS.Path)
-	for _, d := range devices {
+	for _, d := range found.Devices {
 		u := &unit{dev: d, usedMiB: map[string]int64{}}
 		a.units = append(a.units, u)
 		rec := gpuRecord{BootID: a.bootID}

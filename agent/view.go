@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"sort"
+	"strings"
 	"time"
 
 	"github.com/berth-gpu/berth/agent/state"
@@ -186,10 +187,10 @@ func (a *Agent) checks() []healthcheck.Check {
 		docker.Reason = a.listErr.Error()
 	}
 	out := []healthcheck.Check{docker}
-	if len(a.units) == 0 && a.noNVML != nil {
+	if a.noNVML != nil {
 		return out
 	}
-	gpus := healthcheck.Check{Type: healthcheck.AcceleratedCompute, OK: true}
+	gpus := healthcheck.Check{Type: healthcheck.AcceleratedCompute, OK: len(a.unreadable) == 0, Reason: strings.Join(a.unreadable, "; ")}
 	for _, u := range a.units {
 		why := u.closed()
 		if why == "" && len(u.strays) > 0 {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 )
 
 // Version is the layout that this code writes and reads.
@@ -92,7 +93,7 @@ func Open(dir string) (*Store, error) {
 	}
 	path := filepath.Join(dir, "agent.db")
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second})
-	if errors.Is(err, bbolt.ErrTimeout) {
+	if errors.Is(err, bolterrors.ErrTimeout) {
 		return nil, fmt.Errorf("%s is in use: another berth-agent runs with this state folder; stop it first, or give this one its own stateDir", path)
 	}
 	if err != nil {
