@@ -41,8 +41,8 @@ func noDaemon(stderr io.Writer) int {
 }
 
 // utility sends each line of stdin to the daemon as a command and prints what it
-// answers. Its status says only whether there was a daemon to talk to; for `quit` it
-// is quitStatus. It waits without limit, as the real one. [B]
+// answers. Its status says only whether the daemon served it; for `quit` it is
+// quitStatus. It waits without limit, as the real one. [B]
 func utility(stdin io.Reader, stdout, stderr io.Writer) int {
 	// Over the privileged socket, if the file modes let this user; quit needs it.
 	c, err := dial(filepath.Join(pipeDirectory(), "control_privileged"))
@@ -56,27 +56,68 @@ func utility(stdin io.Reader, stdout, stderr io.Writer) int {
 	if c.send(wireUI, "") != nil {
 		return noDaemon(stderr)
 	}
-	lines, out := bufio.NewReader(stdin), bufio.NewWriter(stdout)
+	switch verb, _, _, err := c.receive(); {
+	case err != nil:
+		return noDaemon(stderr)
+	case verb == wireBusy:
+		fmt.Fprintln(stderr, "Cannot send command to MPS control daemon process")
+		return 1
+	}
+	out := bufio.NewWriter(stdout)
+	defer out.Flush()
+	lines, answers := readLines(stdin), readAnswers(c)
 	for {
-		line, err := lines.ReadString('\n')
-		if line == "" && err != nil {
-			_ = out.Flush()
-			return 0
+		select {
+		case line, more := <-lines:
+			if !more {
+				return 0
+			}
+			if c.send(wireUI, line) != nil {
+				return 1
+			}
+		case <-answers: // the daemon has gone: no word about it [B]
+			return 1
 		}
-		if c.send(wireUI, strings.TrimSuffix(line, "\n")) != nil {
-			_ = out.Flush()
-			return noDaemon(stderr)
-		}
-		verb, rest, _, err := c.receive()
+		a, more := <-answers
 		switch {
-		case err != nil:
-			_ = out.Flush()
-			return noDaemon(stderr)
-		case verb == wireExit:
-			_ = out.Flush() // the real one now and then loses what it had to print
-			status, _ := strconv.Atoi(rest)
+		case !more:
+			return 1
+		case a.verb == wireExit:
+			status, _ := strconv.Atoi(a.rest)
 			return status
 		}
-		_, _ = out.WriteString(rest)
+		_, _ = out.WriteString(a.rest)
 	}
+}
+
+func readLines(r io.Reader) <-chan string {
+	lines := make(chan string)
+	go func() {
+		defer close(lines)
+		for in := bufio.NewReader(r); ; {
+			line, err := in.ReadString('\n')
+			if line == "" && err != nil {
+				return
+			}
+			lines <- strings.TrimSuffix(line, "\n")
+		}
+	}()
+	return lines
+}
+
+type packet struct{ verb, rest string }
+
+func readAnswers(c conn) <-chan packet {
+	answers := make(chan packet)
+	go func() {
+		defer close(answers)
+		for {
+			verb, rest, _, err := c.receive()
+			if err != nil {
+				return
+			}
+			answers <- packet{verb, rest}
+		}
+	}()
+	return answers
 }

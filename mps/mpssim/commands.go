@@ -12,19 +12,14 @@ import (
 type ui struct {
 	conn       conn
 	uid        int
-	privileged bool // came over control_privileged
+	privileged bool          // came over control_privileged
+	done       chan struct{} // closed when it is no longer served
 }
 
 // serveUI runs commands until the utility goes away.
-func (d *daemon) serveUI(c conn, privileged bool) {
-	_, uid, err := c.peer()
-	if err != nil {
-		return
-	}
-	d.log.line(tagControl, "NEW UI")
-	u := &ui{conn: c, uid: uid, privileged: privileged}
+func (d *daemon) serveUI(u *ui) {
 	for {
-		_, line, _, err := c.receive()
+		_, line, _, err := u.conn.receive()
 		if err != nil {
 			d.log.line(tagControl, "UI closed")
 			return
@@ -49,7 +44,7 @@ func (d *daemon) serveUI(c conn, privileged bool) {
 		for _, l := range lines {
 			text += l + "\n"
 		}
-		if c.send(wireOutput, text) != nil {
+		if u.conn.send(wireOutput, text) != nil {
 			d.log.line(tagControl, "UI closed")
 			return
 		}

@@ -46,15 +46,13 @@ func cuInit() (*cudaContext, error) {
 	if err != nil {
 		return withoutMPS()
 	}
-	_ = first.send(wireClient, "")
-	_, _, _, _ = first.receive() // refused
 	first.Close()
 	c, err := dial(control)
 	if err != nil {
 		return nil, Error(errMPSConnectionFailed)
 	}
 	defer c.Close()
-	if c.send(wireClient, "hello") != nil {
+	if c.send(wireClient, "") != nil {
 		return nil, Error(errMPSConnectionFailed)
 	}
 	verb, rest, fds, err := c.receive() // as long as it takes, without limit [B]

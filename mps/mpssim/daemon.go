@@ -36,7 +36,10 @@ type daemon struct {
 	log     *logger
 	uid     int
 
+	turn sync.Mutex // held while a newcomer is asked who it is
+
 	mu       sync.Mutex
+	ui       *ui // the command utility that is connected, or nil
 	defaults defaults
 	server   *serverProc // the one server, or nil
 	queue    []request   // who waits for a server
@@ -299,31 +302,78 @@ func (d *daemon) accept(l *net.UnixListener, privileged bool) {
 		if err != nil {
 			return
 		}
-		d.log.line(tagControl, "Accepting connection...")
-		go d.serve(conn{c}, privileged)
+		d.greet(conn{c}, privileged)
 	}
 }
 
-// serve learns who has connected.
-func (d *daemon) serve(c conn, privileged bool) {
-	verb, rest, _, err := c.receive()
+// greet learns who has connected. The real daemon does nothing else meanwhile, so a
+// connection that says nothing wedges it, for its clients too, until it closes. [B]
+func (d *daemon) greet(c conn, privileged bool) {
+	d.turn.Lock()
+	defer d.turn.Unlock()
+	d.letGo()
+	d.log.line(tagControl, "Accepting connection...")
+	verb, _, _, err := c.receive()
 	d.hang()
 	switch {
 	case err != nil:
-		d.log.line(tagControl, "Unable to accept connection")
-	case verb == wireUI:
-		d.serveUI(c, privileged)
-	case verb == wireClient && rest == "":
-		// A client's first connection carries no credentials; it is always refused, and
-		// the client connects again. Benign. [B]
+		// Also what every CUDA client does first: it only looks whether there is a daemon. [B]
 		d.log.line(tagControl, "User did not send valid credentials")
+		c.Close()
+	case verb == wireUI:
+		d.newUI(c, privileged)
 	case verb == wireClient:
-		d.newClient(c)
-		return // the client's socket stays open until it has its server
+		d.newClient(c) // its socket stays open until it has its server
 	case verb == wireServer:
-		d.newServer(c)
+		go func() {
+			defer c.Close()
+			d.newServer(c)
+		}()
+	default:
+		d.log.line(tagControl, "Unable to accept connection")
+		c.Close()
 	}
-	c.Close()
+}
+
+// newUI serves a command utility, unless one is being served: then the newcomer is sent
+// away. [B]
+func (d *daemon) newUI(c conn, privileged bool) {
+	d.letGo()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ui != nil {
+		_ = c.send(wireBusy, "")
+		c.Close()
+		return
+	}
+	if c.send(wireOK, "") != nil {
+		d.log.line(tagControl, "Unable to accept connection")
+		c.Close()
+		return
+	}
+	d.log.line(tagControl, "NEW UI")
+	_, uid, _ := c.peer()
+	u := &ui{conn: c, uid: uid, privileged: privileged, done: make(chan struct{})}
+	d.ui = u
+	go func() {
+		d.serveUI(u)
+		d.mu.Lock()
+		d.ui = nil
+		d.mu.Unlock()
+		c.Close()
+		close(u.done)
+	}()
+}
+
+// letGo sees the end of a utility that has gone before anybody new: utilities one after
+// the other are all served. [B]
+func (d *daemon) letGo() {
+	d.mu.Lock()
+	u := d.ui
+	d.mu.Unlock()
+	if u != nil && u.conn.ended() {
+		<-u.done
+	}
 }
 
 // hang waits while the steer file says that the daemon is wedged.

@@ -396,3 +396,51 @@ func TestDifferentialHungServer(t *testing.T) {
 		})
 	}
 }
+
+// TestDifferentialOneAtATime has a utility that sits there, and a connection that says
+// nothing.
+func TestDifferentialOneAtATime(t *testing.T) {
+	both := rigs(t, "")
+	for _, r := range both {
+		r.start()
+		in, stdin, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(filepath.Join(r.bin, ControlName))
+		cmd.Stdin = in
+		idle := startProcess(t, cmd, r.env, r.bin)
+		in.Close()
+		r.waitLog("NEW UI", 1)
+		// The real one at times ends without a word, or even with 0; it is never served.
+		if out, errs, _ := run(t, r.env, 0, "get_default_active_thread_percentage", filepath.Join(r.bin, ControlName)); out != "" ||
+			errs != "" && errs != "Cannot send command to MPS control daemon process\n" {
+			t.Errorf("%s beside an idle utility: %q %q", r.name, out, errs)
+		}
+		stdin.Close()
+		if code := idle.ends(); code != 0 {
+			t.Errorf("%s: the idle utility ended with %d", r.name, code)
+		}
+		r.waitLog("UI closed", 1)
+
+		silent, err := dial(r.dir + "/p/control")
+		if err != nil {
+			t.Fatal(err)
+		}
+		accepted := strings.Count(r.log("control.log"), "Accepting")
+		eventually(t, r.name+": the silent one accepted", func() bool {
+			text := r.log("control.log")
+			accepted = strings.Count(text, "Accepting")
+			return accepted == 3
+		}, func() string { return r.log("control.log") })
+		cmd = exec.Command(filepath.Join(r.bin, ControlName))
+		cmd.Stdin = strings.NewReader("get_default_active_thread_percentage")
+		waits := startProcess(t, cmd, r.env, r.bin)
+		silent.Close()
+		waits.says("100.0")
+	}
+	same(t, both, "control.log", func(r *rig) string {
+		r.waitLog("UI closed", 2)
+		return r.log("control.log")
+	})
+}

@@ -3,6 +3,7 @@ package mpssim
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -359,16 +360,14 @@ func TestQuitWaitsForClients(t *testing.T) {
 	quit.ends() // without stdin: nothing
 	waiting := w.start(w.env, ClientName, "control", "quit")
 	d.says("Cmd:quit")
-	unanswered := w.start(w.env, ClientName, "control", "get_server_list")
-	d.says("Cmd:get_server_list", 2)
+	if out, code := w.control("get_server_list"); code != 1 || out != "Cannot send command to MPS control daemon process\n" {
+		t.Errorf("a command while quit waits: %d %q", code, out)
+	}
+	w.client().says("error: CUDA_ERROR_MPS_CONNECTION_FAILED (805)")
 	_ = c.cmd.Process.Signal(syscall.SIGTERM)
 	if code := waiting.ends(); code != 0 {
 		t.Errorf("quit ended with %d", code)
 	}
-	if code := unanswered.ends(); code != 1 {
-		t.Errorf("a command during quit ended with %d", code)
-	}
-	unanswered.says("Cannot find MPS control daemon process")
 	d.says("Exit with status 0")
 	d.ends()
 	if _, err := os.Stat(filepath.Join(w.pipe(), "log")); !os.IsNotExist(err) {
@@ -459,5 +458,77 @@ func TestServerCarriesTheDaemonsEnvironment(t *testing.T) {
 	sid, err := syscall.Getpgid(server)
 	if err != nil || sid != d.cmd.Process.Pid {
 		t.Errorf("process group %d of a daemon %d: %v", sid, d.cmd.Process.Pid, err)
+	}
+}
+
+func TestOneUtilityAtATime(t *testing.T) {
+	w := newWorld(t)
+	d := w.daemon("-multiuser-server")
+	r, stdin, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	cmd := exec.Command(filepath.Join(w.bin, ControlName))
+	cmd.Stdin = r
+	idle := startProcess(t, cmd, w.env, w.bin)
+	r.Close()
+	d.says("NEW UI")
+	if out, code := w.control("get_default_active_thread_percentage"); code != 1 || out != "Cannot send command to MPS control daemon process\n" {
+		t.Errorf("beside an idle utility: %d %q", code, out)
+	}
+	w.client("--memory", "1GiB").says("allocated") // clients are no utilities
+	if _, err := stdin.WriteString("get_default_active_thread_percentage\n"); err != nil {
+		t.Fatal(err)
+	}
+	d.says("Cmd:get_default_active_thread_percentage")
+	stdin.Close()
+	idle.says("100.0")
+	if code := idle.ends(); code != 0 {
+		t.Errorf("the idle one ended with %d", code)
+	}
+	eventually(t, "the next one is served", func() bool {
+		out, code := w.control("get_default_active_thread_percentage")
+		return code == 0 && out == "100.0\n"
+	})
+}
+
+func TestSilentConnectionWedgesTheDaemon(t *testing.T) {
+	w := newWorld(t)
+	d := w.daemon("-multiuser-server")
+	silent, err := dial(filepath.Join(w.pipe(), "control"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.says("Accepting connection...")
+	asked := w.start(w.env, ClientName, "control", "get_default_active_thread_percentage")
+	client := w.client("--memory", "1GiB")
+	if strings.Contains(d.output(), "NEW UI") || strings.Contains(client.output(), "allocated") {
+		t.Errorf("served beside it: %s", d.output())
+	}
+	silent.Close()
+	d.says("User did not send valid credentials")
+	asked.says("100.0")
+	client.says("allocated")
+}
+
+func TestUtilityNoticesTheDaemonsDeath(t *testing.T) {
+	w := newWorld(t)
+	d := w.daemon("-multiuser-server")
+	r, stdin, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	cmd := exec.Command(filepath.Join(w.bin, ControlName))
+	cmd.Stdin = r
+	idle := startProcess(t, cmd, w.env, w.bin)
+	r.Close()
+	d.says("NEW UI")
+	if _, err := KillDaemon(w.dir, w.gpuA); err != nil {
+		t.Fatal(err)
+	}
+	if code := idle.ends(); code != 1 || idle.output() != "" {
+		t.Errorf("ended with %d %q", code, idle.output())
 	}
 }

@@ -86,6 +86,20 @@ func (c conn) receive() (verb, rest string, fds []int, err error) {
 	return verb, rest, fds, nil
 }
 
+// ended says whether the other side has gone and everything it said was read.
+func (c conn) ended() bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return true
+	}
+	gone := false
+	err = raw.Control(func(fd uintptr) {
+		n, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		gone = n == 0 && err == nil
+	})
+	return gone || err != nil
+}
+
 // peer is who is on the other side, as the kernel says: the pid in this process's
 // pid namespace (0 when it is not in it), the uid in this user namespace.
 func (c conn) peer() (pid, uid int, err error) {
@@ -112,6 +126,8 @@ const (
 
 	wireOutput = "OUTPUT" // daemon to UI: what a command prints
 	wireExit   = "EXIT"   // daemon to UI: it ends with this status
+
+	wireBusy = "BUSY" // daemon to UI: another one is being served
 
 	wireOK    = "OK"
 	wireError = "ERROR" // a CUDA error number
