@@ -29,6 +29,7 @@ type reading struct {
 func (a *Agent) watchSamples(ctx context.Context) {
 	tick := time.NewTicker(a.settings.GPU.SampleEvery)
 	defer tick.Stop()
+	clients := map[int]bool{} // processes that were MPS clients when last seen
 	for {
 		var all []reading
 		for _, u := range a.units {
@@ -37,7 +38,16 @@ func (a *Agent) watchSamples(ctx context.Context) {
 			for _, p := range r.sample.Processes {
 				r.owners[p.PID], _ = cgroup.ContainerID(p.PID) // gone meanwhile: nobody's
 			}
+			a.tellClients(ctx, r, clients)
 			all = append(all, r)
+		}
+		clients = map[int]bool{}
+		for _, r := range all {
+			for _, p := range r.sample.Processes {
+				if p.Kind == gpu.KindMPSClient {
+					clients[p.PID] = true
+				}
+			}
 		}
 		if ctx.Err() != nil {
 			return
@@ -52,6 +62,34 @@ func (a *Agent) watchSamples(ctx context.Context) {
 		case <-a.resample:
 		case <-ctx.Done():
 			return
+		}
+	}
+}
+
+// tellClients marks the MPS clients among the processes that NVML lists as compute
+// processes: it may list clients there alone. Before anybody is accused of going
+// past MPS the daemon is asked; of a daemon that is lost, those that were its
+// clients before count.
+func (a *Agent) tellClients(ctx context.Context, r reading, before map[int]bool) {
+	var asked bool
+	for i := range r.sample.Processes {
+		p := &r.sample.Processes[i]
+		if p.Kind != gpu.KindCompute || r.owners[p.PID] == "" || r.unit.holder == nil {
+			continue
+		}
+		if !asked {
+			asked = true
+			ask, cancel := context.WithTimeout(ctx, a.settings.MPS.ProbeTimeout)
+			pids, err := r.unit.holder.ClientPIDs(ask)
+			cancel()
+			if err == nil {
+				for _, pid := range pids {
+					before[pid] = true
+				}
+			}
+		}
+		if before[p.PID] {
+			p.Kind = gpu.KindMPSClient
 		}
 	}
 }

@@ -297,6 +297,18 @@ func (r *rig) inst() (in api.Instance) {
 
 func (r *rig) gpu(i int) api.GPU { r.t.Helper(); return r.inst().GPUs[i] }
 
+// gpuOf is the GPU that a wanted task has now; zero when it has none.
+func (r *rig) gpuOf(name string) api.GPU {
+	r.t.Helper()
+	task := r.task(name)
+	for _, g := range r.inst().GPUs {
+		if len(task.GPUIDs) == 1 && g.ID == task.GPUIDs[0] {
+			return g
+		}
+	}
+	return api.GPU{}
+}
+
 func (r *rig) tasks() (all []api.Task) {
 	r.t.Helper()
 	if _, err := r.ask("GET", api.PathTasks, &all); err != nil {
