@@ -11,7 +11,8 @@
 // it rests on: seen on the real daemon, documented, or inferred. Each inferred
 // one has a second variant, switched on in the steer file, so that what is built
 // on MPS can be tested under both. A differential test drives this daemon and
-// the real one with the same commands and compares what they do.
+// the real one (R535) with the same commands and compares what they do; where nothing
+// says otherwise, R580, the default here, is taken to do the same.
 //
 // # Where it looks
 //
