@@ -28,7 +28,7 @@ func (c Config) withDefaults() Config {
 	text(&c.ControlBinary, controlName)
 	text(&c.Path, defaultPath)
 	duration(&c.TickEvery, time.Second)
-	duration(&c.ProbeEvery, 5*time.Second)
+	duration(&c.ProbeEvery, 10*time.Second)
 	duration(&c.ProbeTimeout, 2*time.Second)
 	duration(&c.StartTimeout, 10*time.Second)
 	duration(&c.ServerStartTimeout, 60*time.Second)

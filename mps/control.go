@@ -231,7 +231,11 @@ func (c *Control) setNormalPriority(ctx context.Context) error {
 // Without -t it would wait for clients and servers without limit [B].
 func (c *Control) Quit(ctx context.Context, seconds int) error {
 	limit := time.Duration(seconds)*time.Second + c.timeout
-	lines, err := c.run(ctx, c.pipe, limit, nil, "quit -t "+strconv.Itoa(seconds))
+	var lines []string
+	err := errBrokeOff
+	for attempt := 0; attempt < attempts && errors.Is(err, errBrokeOff); attempt++ {
+		lines, err = c.run(ctx, c.pipe, limit, nil, "quit -t "+strconv.Itoa(seconds))
+	}
 	if err != nil {
 		return err
 	}
@@ -260,11 +264,8 @@ func (c *Control) survey(ctx context.Context, server int, began func()) (survey,
 	if server != 0 {
 		commands = append(commands, "get_server_status "+strconv.Itoa(server))
 	}
-	lines, err := c.run(ctx, c.client, c.timeout, began, append(commands, canary)...)
+	lines, err := c.exchange(ctx, began, commands...)
 	if err != nil {
-		return survey{}, err
-	}
-	if lines, err = cutCanary(lines); err != nil {
 		return survey{}, err
 	}
 	return parseSurvey(lines)
@@ -308,26 +309,55 @@ func parseSurvey(lines []string) (survey, error) {
 	return s, nil
 }
 
-// ask issues commands through client/ and returns their reply's lines, without
-// the canary's.
+// ask issues commands through client/ and returns their reply's lines.
 func (c *Control) ask(ctx context.Context, commands ...string) ([]string, error) {
-	lines, err := c.run(ctx, c.client, c.timeout, nil, append(commands, canary)...)
+	lines, err := c.exchange(ctx, nil, commands...)
 	if err != nil {
-		return nil, err
-	}
-	if lines, err = cutCanary(lines); err != nil {
 		return nil, err
 	}
 	return lines, replyError(lines)
 }
 
-func cutCanary(lines []string) ([]string, error) {
-	if len(lines) == 0 {
-		return nil, fmt.Errorf("%w: it closed the connection without a word", ErrNotRunning)
+// attempts is how often commands are issued whose reply broke off: the daemon
+// drops connections, without a word, at the moment a server's start fails (17 of
+// 100 times), and serves one utility at a time [B]. Every command berth issues may
+// be issued again.
+const attempts = 4
+
+// exchange issues commands and the canary, again if need be, and returns the
+// reply without the canary's.
+func (c *Control) exchange(ctx context.Context, began func(), commands ...string) (lines []string, err error) {
+	commands = append(commands, canary)
+	for attempt := range attempts {
+		if attempt > 0 {
+			select {
+			case <-time.After(time.Duration(attempt) * pollEvery):
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		if lines, err = c.run(ctx, c.client, c.timeout, began, commands...); err == nil {
+			if lines, err = cutCanary(lines); err == nil {
+				return lines, nil
+			}
+		}
+		if !errors.Is(err, errBrokeOff) {
+			return nil, err
+		}
+		began = nil
 	}
+	return nil, err
+}
+
+var errBrokeOff = fmt.Errorf("%w: it broke off", ErrReply)
+
+func cutCanary(lines []string) ([]string, error) {
 	last := len(lines) - 1
+	if last < 0 {
+		return nil, errBrokeOff
+	}
 	if _, err := parsePercent(lines[last]); err != nil {
-		return nil, fmt.Errorf("%w: %q", ErrReply, strings.Join(lines, "; "))
+		return nil, fmt.Errorf("%w: %q", errBrokeOff, strings.Join(lines, "; "))
 	}
 	return lines[:last], nil
 }
@@ -383,6 +413,8 @@ func (c *Control) run(ctx context.Context, folder string, limit time.Duration, b
 		return nil, fmt.Errorf("%w within %v", ErrWedged, limit)
 	case strings.Contains(stderr.String(), "Cannot find MPS control daemon process"):
 		return nil, ErrNotRunning
+	case strings.Contains(stderr.String(), "Cannot send command"):
+		return nil, fmt.Errorf("%w: the daemon serves another utility", errBrokeOff)
 	}
 	return replyLines(stdout.String()), nil
 }

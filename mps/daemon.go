@@ -27,6 +27,7 @@ type daemon struct {
 // -multiuser-server has ended.
 const (
 	pollEvery       = 10 * time.Millisecond
+	multiUserFlag   = "-multiuser-server"
 	multiUserWindow = time.Second
 )
 
@@ -45,7 +46,7 @@ func (d *daemon) start(ctx context.Context, id string) (p Process, singleUID boo
 		return Process{}, false, errors.New(sayStranger(d.dirs, holder))
 	}
 	began := time.Now()
-	p, err = d.startOnce(ctx, id, "-f", "-multiuser-server")
+	p, err = d.startOnce(ctx, id, "-f", multiUserFlag)
 	if !errors.Is(err, errDaemonExited) || time.Since(began) > multiUserWindow {
 		return p, false, err
 	}
@@ -185,7 +186,14 @@ func (d *daemon) look(ctx context.Context, id string, server Process) (Found, er
 	if f.Problem = d.cannotAdopt(ctx, f.Daemon); f.Problem != "" {
 		return f, nil
 	}
+	f.SingleUID = !multiUser(f.Daemon.PID)
 	return d.lookServers(ctx, f, server)
+}
+
+// multiUser says whether a daemon was started to serve all users with one server.
+func multiUser(pid int) bool {
+	cmdline, _ := os.ReadFile(procPath(pid, "cmdline"))
+	return slices.Contains(strings.Split(string(cmdline), "\x00"), multiUserFlag)
 }
 
 // cannotAdopt says what is wrong with a daemon of ours, or "".
@@ -209,10 +217,13 @@ func (d *daemon) cannotAdopt(ctx context.Context, p Process) string {
 	if err := d.dirs.relink(); err != nil {
 		return fmt.Sprintf("the MPS control daemon (%v): %v", p, err)
 	}
-	if err := d.control.Probe(ctx); err != nil {
-		return fmt.Sprintf("the MPS control daemon (%v): %v", p, err)
+	// As when it is watched, one probe without an answer is none.
+	for range maxProbes {
+		if err = d.control.Probe(ctx); err == nil {
+			return ""
+		}
 	}
-	return ""
+	return sayWedged(p, maxProbes, err.Error())
 }
 
 // lookServers finds the daemon's server among ours. A server that was recorded

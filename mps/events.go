@@ -71,6 +71,7 @@ type (
 		Server        Process
 		ServerProblem string
 		Starting      bool // a server is coming up
+		SingleUID     bool // of the daemon
 		Orphans       []Process
 		Stranger      string // who has our folder, and is not ours
 		Exclusive     bool

@@ -25,7 +25,7 @@ const testUUID = "GPU-0b9f2f8e-5a0e-4d0e-9f43-6a1f6b1e7a01"
 
 // machine is a place for one GPU's holder: folders, the compute mode, the store.
 type machine struct {
-	t      *testing.T
+	t      testing.TB
 	dir    string
 	cfg    mps.Config
 	device mps.Device
@@ -45,7 +45,7 @@ type machine struct {
 
 // newMachine makes one. The folder is under /tmp itself: a pipe folder's path may
 // have 87 bytes.
-func newMachine(t *testing.T, cfg mps.Config) *machine {
+func newMachine(t testing.TB, cfg mps.Config) *machine {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "b")
 	if err != nil {
@@ -70,6 +70,9 @@ func newMachine(t *testing.T, cfg mps.Config) *machine {
 		m.endAll()
 		if t.Failed() {
 			b, _ := os.ReadFile(m.dirs().ControlLog())
+			for _, s := range m.story {
+				t.Logf("%s %s: %s", s.Since.Format("05.000"), s.State, s.Reason)
+			}
 			t.Logf("control.log, without what commands leave there:\n%s", withoutCommands(string(b)))
 		}
 		os.RemoveAll(dir)
@@ -194,8 +197,14 @@ func (m *machine) control() *mps.Control {
 	return mps.NewControl(m.cfg.ControlBinary, m.dirs(), []string{"PATH=" + m.cfg.Path, "LD_LIBRARY_PATH=" + m.cfg.LibraryPath}, 2*time.Second)
 }
 
-// processes are the pids whose environment names this machine's pipe folder.
-func (m *machine) processes() []int {
+// daemons are the pids of daemons and servers, which have the pipe folder itself.
+func (m *machine) daemons() []int { return processesWith(m.dirs().Pipe() + "\x00") }
+
+// processes are the pids of all that has to do with this machine: clients and the
+// control utility too.
+func (m *machine) processes() []int { return processesWith(m.dir) }
+
+func processesWith(pipe string) []int {
 	entries, _ := os.ReadDir("/proc")
 	var list []int
 	for _, e := range entries {
@@ -204,7 +213,7 @@ func (m *machine) processes() []int {
 			continue
 		}
 		env, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
-		if strings.Contains(string(env), "CUDA_MPS_PIPE_DIRECTORY="+m.dir) {
+		if strings.Contains(string(env), "CUDA_MPS_PIPE_DIRECTORY="+pipe) {
 			list = append(list, pid)
 		}
 	}
@@ -227,7 +236,7 @@ func (m *machine) endAll() {
 	m.t.Errorf("processes %v do not end", m.processes())
 }
 
-func kill(t *testing.T, pid int, sig syscall.Signal) {
+func kill(t testing.TB, pid int, sig syscall.Signal) {
 	t.Helper()
 	if pid <= 0 {
 		t.Fatalf("no pid to signal: %d", pid)

@@ -126,7 +126,7 @@ func (s *State) learnEnd(e Event, now time.Time) {
 		ended(JobReapply)
 	case Inspected:
 		if ended(JobInspect) {
-			s.InspectAt = now.Add(s.ProbeEvery)
+			s.InspectAt = now.Add(s.pace())
 			s.learnInspected(e, now)
 		}
 	case Failed:
@@ -136,6 +136,15 @@ func (s *State) learnEnd(e Event, now time.Time) {
 	}
 }
 
+// pace is how often a GPU that is well is looked at. Nothing depends on an idle
+// daemon until the next server is started, which looks for itself.
+func (s *State) pace() time.Duration {
+	if s.Server.PID == 0 {
+		return 3 * s.ProbeEvery
+	}
+	return s.ProbeEvery
+}
+
 // learnFound: what runs, compared with what was recorded.
 func (s *State) learnFound(f Found, now time.Time) {
 	daemon, server := s.Daemon, s.Server
@@ -143,6 +152,9 @@ func (s *State) learnFound(f Found, now time.Time) {
 	s.Daemon, s.Server, s.Orphans = f.Daemon, f.Server, f.Orphans
 	s.Strays = f.Starting || f.ServerProblem != ""
 	s.Stranger, s.Exclusive = f.Stranger, f.Exclusive
+	if f.Daemon.PID != 0 && f.Problem == "" {
+		s.SingleUID = f.SingleUID
+	}
 	switch {
 	case f.Stranger != "":
 		s.pause(now)

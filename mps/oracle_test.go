@@ -17,7 +17,7 @@ import (
 
 // oracle is the real control daemon, R535 from Debian's non-free archive. It runs
 // without a GPU; its servers then never become ready.
-func oracle(t *testing.T) mps.Config {
+func oracle(t testing.TB) mps.Config {
 	t.Helper()
 	root := os.Getenv("BERTH_MPS_ORACLE")
 	if root == "" {
@@ -55,6 +55,7 @@ func TestRealDaemonTakesCommands(t *testing.T) {
 	m := newMachine(t, oracle(t))
 	m.start(mps.UseIdle, 0)
 	m.awaitPhase(mps.PhaseIdle)
+	m.stop() // or it would put back what is changed here
 	c, ctx := m.control(), t.Context()
 
 	// The defaults, set and read back, and the traps of setting them otherwise.

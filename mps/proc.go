@@ -27,7 +27,8 @@ type procStat struct {
 }
 
 func readStat(pid int) (procStat, error) {
-	b, err := os.ReadFile(procPath(pid, "stat"))
+	var buffer [1024]byte
+	b, err := readOnce(procPath(pid, "stat"), buffer[:])
 	if err != nil {
 		return procStat{}, errGone
 	}
@@ -44,6 +45,21 @@ func readStat(pid int) (procStat, error) {
 	s.ppid, _ = strconv.Atoi(fields[1])
 	s.start, err = strconv.ParseUint(fields[19], 10, 64)
 	return s, err
+}
+
+// readOnce reads a small file of /proc with three system calls: it is done for each
+// process each second.
+func readOnce(path string, buffer []byte) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	n, err := unix.Read(fd, buffer)
+	if err != nil {
+		return nil, err
+	}
+	return buffer[:n], nil
 }
 
 // dead is a process that only waits to be reaped: an init that reaps late leaves

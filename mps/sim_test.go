@@ -30,7 +30,7 @@ var simulator = sync.OnceValues(func() (string, error) {
 })
 
 // newSimulated is a machine with one simulated GPU.
-func newSimulated(t *testing.T, cfg mps.Config) *machine {
+func newSimulated(t testing.TB, cfg mps.Config) *machine {
 	t.Helper()
 	binary, err := simulator()
 	if err != nil {
@@ -109,7 +109,7 @@ func (m *machine) mustBeHeld() mps.Observation {
 // mustBeFree checks that no process of MPS is left and the mode is DEFAULT.
 func (m *machine) mustBeFree() {
 	m.t.Helper()
-	if list := m.processes(); len(list) > 0 {
+	if list := m.daemons(); len(list) > 0 {
 		m.t.Errorf("still there: %v", list)
 	}
 	if m.isExclusive() {
@@ -228,7 +228,7 @@ func TestLostParts(t *testing.T) {
 				t.Error("the same server")
 			}
 			o := m.mustBeHeld()
-			if list := m.processes(); len(list) != 2 {
+			if list := m.daemons(); len(list) != 2 {
 				t.Errorf("processes %v; only %d and %d may be left", list, o.Daemon.PID, o.Server.PID)
 			}
 		})
@@ -386,7 +386,7 @@ func TestAgentRestartFindsThingsLost(t *testing.T) {
 			m.holder.Clients(0)
 			m.awaitPhase(mps.PhaseHeld)
 			m.mustBeHeld()
-			if list := m.processes(); len(list) != 2 {
+			if list := m.daemons(); len(list) != 2 {
 				t.Errorf("processes %v", list)
 			}
 		})

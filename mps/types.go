@@ -24,7 +24,7 @@ type Config struct {
 	LibraryPath   string // LD_LIBRARY_PATH of the daemon, through which servers find libcuda.so.1 [B]
 
 	TickEvery          time.Duration // 1 s: a look at /proc and the log, no process is made
-	ProbeEvery         time.Duration // 5 s: one control command through client/, 3 ms of CPU [B]
+	ProbeEvery         time.Duration // 10 s: one control command through client/, 3-6 ms of CPU; a third as often while no server runs
 	ProbeTimeout       time.Duration // 2 s
 	StartTimeout       time.Duration // 10 s, for the daemon to answer
 	ServerStartTimeout time.Duration // 60 s, for a server to be ready
