@@ -141,14 +141,29 @@ func lastWords(lines []logLine) string {
 	return ": " + lines[len(lines)-1].text
 }
 
-// look finds what runs for this GPU, and says whether the daemon can be adopted.
+// look finds what runs for this GPU, and says whether the daemon can be adopted. One
+// that was started a moment ago, by an agent that then died, is given its time.
 func (d *daemon) look(ctx context.Context, id string, server Process) (Found, error) {
 	if err := d.dirs.Create(); err != nil {
 		return Found{}, err
 	}
-	var f Found
-	var err error
-	if f.Exclusive, err = d.hooks.ComputeMode(ctx); err != nil {
+	tick := time.NewTicker(5 * pollEvery)
+	defer tick.Stop()
+	for {
+		f, err := d.lookOnce(ctx, id, server)
+		if err != nil || f.Problem == "" || d.owned(f.Daemon.PID) == nil || !f.Daemon.younger(d.cfg.StartTimeout) {
+			return f, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return Found{}, ctx.Err()
+		}
+	}
+}
+
+func (d *daemon) lookOnce(ctx context.Context, id string, server Process) (f Found, err error) {
+	if f.Exclusive, err = d.hooks.ComputeMode(ctx); err != nil && !errors.Is(err, ErrGPUGone) {
 		return Found{}, fmt.Errorf("compute mode: %w", err)
 	}
 	holder, err := lockHolder(d.dirs.lock())

@@ -40,7 +40,7 @@ func (s *State) learn(e Event, now time.Time) {
 		s.Saving, s.SaveAt = s.Saved, now.Add(time.Second)
 		s.Notice = noticeStore(e.Reason)
 		if e.Job == s.Job {
-			s.Job = JobNone
+			s.Job, s.Ending = JobNone, JobNone
 		}
 	default:
 		s.learnEnd(e, now)
@@ -49,7 +49,6 @@ func (s *State) learn(e Event, now time.Time) {
 
 // learnExit: a recorded process has ended.
 func (s *State) learnExit(p Process, now time.Time) {
-	meant := s.Job == JobQuitDaemon || s.Job == JobKill
 	switch {
 	case p == Process{}:
 	case p == s.Daemon:
@@ -58,12 +57,12 @@ func (s *State) learnExit(p Process, now time.Time) {
 			s.Orphans = append(s.Orphans, s.Server)
 			s.Server = Process{}
 		}
-		if !meant {
+		if s.Ending != JobQuitDaemon && s.Ending != JobKill {
 			s.broke(now, LostDaemon, sayDaemonEnded(p), true)
 		}
 	case p == s.Server:
 		s.Server = Process{}
-		if !meant && s.Job != JobStopServers {
+		if s.Ending == JobNone {
 			s.broke(now, LostServer, sayServerEnded(p), true)
 		}
 	default:
@@ -81,6 +80,9 @@ func (s *State) learnEnd(e Event, now time.Time) {
 			return false
 		}
 		s.Job = JobNone
+		if job != JobLook {
+			s.Ending = JobNone
+		}
 		return true
 	}
 	switch e := e.(type) {
@@ -88,6 +90,7 @@ func (s *State) learnEnd(e Event, now time.Time) {
 		if ended(JobLook) {
 			s.done()
 			s.learnFound(e, now)
+			s.Ending = JobNone
 		}
 	case DaemonUp:
 		if ended(JobStartDaemon) {
@@ -161,7 +164,7 @@ func (s *State) learnFound(f Found, now time.Time) {
 	case f.Problem != "":
 		s.broke(now, LostDaemon, f.Problem, true)
 		s.Looked = true
-	case daemon != Process{} && f.Daemon != daemon:
+	case daemon != Process{} && f.Daemon != daemon && s.Ending != JobQuitDaemon && s.Ending != JobKill:
 		s.broke(now, LostDaemon, sayDaemonEnded(daemon)+whileAway, true)
 		s.Looked = true
 	case f.Daemon != Process{} && len(f.Orphans) > 0:
@@ -169,7 +172,7 @@ func (s *State) learnFound(f Found, now time.Time) {
 		s.Looked = true
 	case f.ServerProblem != "":
 		s.broke(now, ClientFault, f.ServerProblem, false)
-	case server != Process{} && f.Server != server:
+	case server != Process{} && f.Server != server && s.Ending == JobNone:
 		s.broke(now, LostServer, sayServerEnded(server)+whileAway, true)
 	}
 }

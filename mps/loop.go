@@ -17,9 +17,10 @@ type loop struct {
 	h       *Holder
 	lines   tail
 	watched map[Process]context.CancelFunc
-	queue   [][]Action // lists of actions, in order
-	working bool
-	cancel  context.CancelCauseFunc // of the job in flight
+	queue   [][]Action              // lists of actions, in order
+	current []Action                // the list being done, nil for none
+	cancel  context.CancelCauseFunc // of that list's job
+	doomed  Job                     // to be cancelled when its list's turn comes
 	results chan Event
 	others  sync.WaitGroup
 }
@@ -49,11 +50,15 @@ func (l *loop) run(ctx context.Context) error {
 		// 1. Watch what is recorded.
 		l.watch(ctx)
 		// 2. One list of actions at a time.
-		if len(l.queue) > 0 && !l.working {
+		if len(l.queue) > 0 && l.current == nil {
 			list := l.queue[0]
-			l.queue, l.working = l.queue[1:], true
+			l.queue, l.current = l.queue[1:], list
 			work, cancel := context.WithCancelCause(ctx)
 			l.cancel = cancel
+			if l.doomed != JobNone && jobOf(list) == l.doomed {
+				cancel(errCancelled)
+				l.doomed = JobNone
+			}
 			l.others.Go(func() { l.perform(ctx, work, list) })
 		}
 		// 3. What happened?
@@ -66,8 +71,8 @@ func (l *loop) run(ctx context.Context) error {
 			}
 		case e := <-l.results:
 			if e == nil {
-				l.working = false
 				l.cancel(nil)
+				l.current = nil
 				continue
 			}
 			l.step(e)
@@ -90,11 +95,15 @@ func (l *loop) step(e Event) {
 	h.mu.Unlock()
 	var list []Action
 	for _, a := range actions {
-		if _, ok := a.(Cancel); ok {
+		c, ok := a.(Cancel)
+		switch {
+		case !ok:
+			list = append(list, a)
+		case jobOf(l.current) == c.Job:
 			l.cancel(errCancelled)
-			continue
+		default:
+			l.doomed = c.Job
 		}
-		list = append(list, a)
 	}
 	if len(list) > 0 {
 		l.queue = append(l.queue, list)
@@ -105,6 +114,15 @@ func (l *loop) step(e Event) {
 	}
 	l.report(was, is)
 	h.hooks.Notify(is)
+}
+
+// jobOf is the job that a list of actions ends with, if any.
+func jobOf(list []Action) Job {
+	if len(list) == 0 {
+		return JobNone
+	}
+	do, _ := list[len(list)-1].(Do)
+	return do.Job
 }
 
 func (l *loop) report(was, is Status) {
@@ -266,9 +284,17 @@ func (d *daemon) perform(ctx context.Context, do Do) Event {
 	return failed
 }
 
+// ErrGPUGone is what Hooks.SetComputeMode returns, wrapped, for a GPU that is not
+// there any more: it fell off the bus.
+var ErrGPUGone = errors.New("the GPU is gone")
+
 // setMode sets the compute mode and reads it back.
 func (d *daemon) setMode(ctx context.Context, exclusive bool) (Event, error) {
-	if err := d.hooks.SetComputeMode(ctx, exclusive); err != nil {
+	err := d.hooks.SetComputeMode(ctx, exclusive)
+	if errors.Is(err, ErrGPUGone) && !exclusive {
+		return ModeSet{false}, nil // a GPU that comes back has been reset, and is DEFAULT
+	}
+	if err != nil {
 		return nil, fmt.Errorf("set compute mode %s: %w", modeName(exclusive), err)
 	}
 	got, err := d.hooks.ComputeMode(ctx)

@@ -97,6 +97,17 @@ func (p Process) view() ProcessView {
 	return v
 }
 
+// younger says whether a process that runs was started less than this long ago.
+func (p Process) younger(than time.Duration) bool {
+	const ticksPerSecond = 100 // of start times, on every architecture Linux shows to users
+	var now unix.Timespec
+	if v := p.view(); !v.Alive || v.Stopped() || unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
+		return false
+	}
+	started := time.Duration(p.Start) * (time.Second / ticksPerSecond)
+	return time.Duration(now.Nano())-started < than
+}
+
 func (p Process) String() string { return fmt.Sprintf("pid %d", p.PID) }
 
 // environment is the environment a process was started with.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -467,4 +468,42 @@ func TestPurge(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An agent that is ended at any moment of whatever it does leaves what the next one
+// adopts: nothing is restarted, nothing counted, nothing left over.
+func TestAgentEndsAtRandomMoments(t *testing.T) {
+	m := newSimulated(t, mps.Config{})
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	uses := []mps.Use{mps.UseMPS, mps.UseMPS, mps.UseIdle, mps.UseDedicated, mps.UseNone}
+	for range 25 {
+		m.start(uses[random.IntN(len(uses))], random.IntN(2)-1)
+		end := time.After(time.Duration(random.IntN(400)) * time.Millisecond)
+		turn := time.NewTicker(50 * time.Millisecond)
+		for over := false; !over; {
+			select {
+			case <-turn.C:
+				m.holder.Want(uses[random.IntN(len(uses))])
+				m.holder.Clients(random.IntN(2) - 1)
+			case <-end:
+				over = true
+			}
+		}
+		turn.Stop()
+		m.stop()
+		if s := m.holder.Status(); s.Failures != 0 || s.Cause != "" {
+			t.Fatalf("trouble, where there was none: %+v", s)
+		}
+	}
+	m.start(mps.UseMPS, 0)
+	m.awaitPhase(mps.PhaseHeld)
+	o := m.mustBeHeld()
+	if list := m.daemons(); len(list) != 2 {
+		t.Errorf("%v run; the daemon is %d, the server %d", list, o.Daemon.PID, o.Server.PID)
+	}
+	m.holder.Want(mps.UseNone)
+	m.awaitPhase(mps.PhaseAbsent)
+	m.mustBeFree()
 }

@@ -48,6 +48,7 @@ type State struct {
 
 	// the loop
 	Job        Job // in flight
+	Ending     Job // the job in flight, or that was when the agent died, if it ends processes
 	Cancelled  bool
 	InspectAt  time.Time
 	ProbeEvery time.Duration
@@ -59,9 +60,17 @@ type State struct {
 
 // Fault is why a GPU is closed, and what of it has to go before it opens again.
 type Fault struct {
-	Cause  Cause
-	Reason string
-	Daemon bool // the daemon and all servers; else the servers alone
+	Cause  Cause  `json:"cause"`
+	Reason string `json:"reason"`
+	Daemon bool   `json:"daemon,omitempty"` // the daemon and all servers; else the servers alone
+}
+
+func (f *Fault) clone() *Fault {
+	if f == nil {
+		return nil
+	}
+	g := *f
+	return &g
 }
 
 // NewState is the state of a supervisor that has seen nothing yet. A record of
@@ -78,6 +87,7 @@ func NewState(rec Record, unsupported, bootID string, budget Budget, probeEvery 
 	s.ID, s.Daemon, s.Server, s.Orphans = rec.ID, rec.Daemon, rec.Server, slices.Clone(rec.Orphans)
 	s.SingleUID, s.Intent, s.Daemons = rec.SingleUID, rec.Exclusive, rec.Daemons
 	s.Failures, s.Quarantine = slices.Clone(rec.Failures), rec.Quarantine
+	s.Fault, s.Ending = rec.Fault.clone(), rec.Ending
 	if rec.Use != "" {
 		s.Use = rec.Use
 	}
@@ -88,7 +98,7 @@ func NewState(rec Record, unsupported, bootID string, budget Budget, probeEvery 
 func (s State) Record() Record {
 	return Record{
 		BootID: s.BootID, ID: s.ID, Daemon: s.Daemon, Server: s.Server, Orphans: slices.Clone(s.Orphans),
-		SingleUID: s.SingleUID, Use: s.Use, Exclusive: s.Intent, Daemons: s.Daemons,
+		SingleUID: s.SingleUID, Use: s.Use, Fault: s.Fault.clone(), Ending: s.Ending, Exclusive: s.Intent, Daemons: s.Daemons,
 		Failures: slices.Clone(s.Failures), Quarantine: s.Quarantine,
 	}
 }

@@ -12,16 +12,20 @@ import (
 func Step(s State, e Event, now time.Time) (State, []Action) {
 	now = now.Round(0) // of the wall clock alone, which is what is stored
 	s.Orphans, s.Failures = slices.Clone(s.Orphans), slices.Clone(s.Failures)
-	if s.Fault != nil {
-		fault := *s.Fault
-		s.Fault = &fault
-	}
+	s.Fault = s.Fault.clone()
 	s.learn(e, now)
 	var actions []Action
 	switch {
 	case s.Job == JobNone && !now.Before(s.SaveAt):
 		if do := s.decide(now); do.Job != JobNone {
 			s.Job, s.Cancelled = do.Job, false
+			switch do.Job {
+			case JobStopServers, JobQuitDaemon, JobKill:
+				s.Ending = do.Job
+			case JobLook: // finds what an earlier agent was about to end
+			default:
+				s.Ending = JobNone
+			}
 			actions = append(actions, do)
 		}
 	default:

@@ -137,6 +137,8 @@ func stored(r mps.Record) string {
 	add(len(r.Orphans) > 0, "orphans %v", r.Orphans)
 	add(r.Exclusive, "intent EXCLUSIVE_PROCESS")
 	add(len(r.Failures) > 0, "%d failures", len(r.Failures))
+	add(r.Fault != nil, "closed")
+	add(r.Ending != "", "about to %s", r.Ending)
 	add(r.Quarantine != "", "quarantined")
 	add(true, "use %s", r.Use)
 	return strings.Join(words, ", ")

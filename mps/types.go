@@ -68,6 +68,8 @@ type Record struct {
 	Use        Use         `json:"use,omitempty"`        // wanted
 	Exclusive  bool        `json:"exclusive,omitempty"`  // EXCLUSIVE_PROCESS may be set: stored before it is, cleared after DEFAULT is
 	Daemons    int         `json:"daemons,omitempty"`    // started
+	Fault      *Fault      `json:"fault,omitempty"`      // a GPU that is drained stays so over a restart of the agent
+	Ending     Job         `json:"ending,omitempty"`     // what ends processes now, so that their end is no loss
 	Failures   []time.Time `json:"failures,omitempty"`   // within the budget's window
 	Quarantine string      `json:"quarantine,omitempty"` // why
 }
