@@ -249,7 +249,6 @@ type survey struct {
 	percent      float64
 	servers      []int
 	serverStatus string // of the recorded server; "" when unknown to this daemon or not asked
-	unsupported  bool   // this daemon has no get_server_status
 }
 
 // survey asks for the defaults, the servers and the state of one server (0: none).
@@ -297,7 +296,7 @@ func parseSurvey(lines []string) (survey, error) {
 		case err == nil:
 			s.servers = append(s.servers, pid)
 		case strings.HasPrefix(line, "Unknown command"):
-			s.unsupported = true
+			// R535 has no word for a server's state.
 		case strings.HasPrefix(line, "Server ") && strings.HasSuffix(line, " not found"):
 			// The server list, which has it or has it not, says the same.
 		case line == "ACTIVE" || line == "INITIALIZING" || line == "FAULT":

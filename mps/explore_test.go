@@ -50,7 +50,7 @@ func (w *world) step(e mps.Event, canSave bool) ([]mps.Action, error) {
 		for i, a := range actions {
 			if save, ok := a.(mps.Save); ok {
 				if canSave {
-					pending = append(pending, mps.Saved{Record: save.Record})
+					pending = append(pending, mps.Saved(save))
 					continue
 				}
 				failed := mps.SaveFailed{Reason: "no space"}

@@ -236,7 +236,7 @@ func (l *loop) perform(ctx, work context.Context, list []Action) {
 				l.send(ctx, failed)
 				return
 			}
-			l.send(ctx, Saved{a.Record})
+			l.send(ctx, Saved(a))
 		case Do:
 			l.send(ctx, l.h.daemon.perform(work, a))
 		}

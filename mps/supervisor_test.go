@@ -55,7 +55,6 @@ func TestSupervisorStories(t *testing.T) {
 type story struct {
 	world
 	canSave bool
-	record  mps.Record
 }
 
 func play(t *testing.T, script string) string {
