@@ -21,14 +21,25 @@ import (
 	"github.com/berth-gpu/berth/mps/mpssim"
 )
 
+// built is a folder for the simulator's program.
+var built string
+
 var simulator = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "mpssim")
-	if err != nil {
+	var err error
+	if built, err = os.MkdirTemp("", "mpssim"); err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "mpssim")
+	path := filepath.Join(built, "mpssim")
 	return path, mpssim.Build(context.Background(), path)
 })
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if built != "" {
+		os.RemoveAll(built)
+	}
+	os.Exit(code)
+}
 
 // newSimulated is a machine with one simulated GPU.
 func newSimulated(t testing.TB, cfg mps.Config) *machine {
