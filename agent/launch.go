@@ -75,9 +75,9 @@ func (a *Agent) job(t *task, name string) (job, error) {
 		}
 		j.units = append(j.units, u)
 	}
+	_, _, j.shared = taskdef.Share(def)
 	var err error
 	j.request.Grant, err = a.grant(j.units, def)
-	_, _, j.shared = taskdef.Share(def)
 	return j, err
 }
 
@@ -135,6 +135,9 @@ func (a *Agent) grant(units []*unit, def *types.ContainerDefinition) (engine.Gra
 		for _, id := range ids {
 			g.CDI = append(g.CDI, "nvidia.com/gpu="+id)
 		}
+		// CDI brings the nodes; a variable that names the GPU would have the NVIDIA
+		// runtime, where it is Docker's default, bring them a second time.
+		g.Devices, g.VisibleDevices = nil, ""
 	}
 	if mib, percent, shared := taskdef.Share(def); shared {
 		env, err := mps.Limits{MemoryMiB: mib, ActiveThreadPercent: percent}.Env()

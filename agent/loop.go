@@ -132,7 +132,7 @@ func (a *Agent) round(now time.Time) {
 			a.tell(d.t, &d.rec)
 			d.t.rec, d.t.stored = d.rec, d.rec
 		}
-		// 5. Launches count as clients before they begin.
+		// 5. Begun.
 		for _, d := range all {
 			for _, act := range d.acts {
 				a.begin(d.t, act)
@@ -159,7 +159,7 @@ func (a *Agent) look(t *task, now time.Time) look {
 
 // tell logs a task's change of state once.
 func (a *Agent) tell(t *task, next *state.Task) {
-	if was, is := status(&t.rec), status(next); was != is {
+	if was, is := status(&t.stored), status(next); was != is {
 		a.log.Info("task", zap.String("task", t.rec.ID), zap.String("name", t.rec.Name), zap.Uint64("generation", t.rec.Generation),
 			zap.String("was", was), zap.String("is", is), zap.String("stopCode", next.StopCode), zap.String("reason", next.StoppedReason))
 	}
@@ -174,41 +174,34 @@ func (a *Agent) begin(t *task, act action) {
 			id := t.rec.ID
 			a.owned.Go(func() { a.forget(id) })
 		}
-		return
 	case verbLaunch:
 		job, err := a.job(t, act.container)
-		ctx, cancel := context.WithCancel(a.ctx)
-		op := &operation{verb: verbLaunch, cancel: cancel}
-		t.busy[act.container] = op
-		job.enter = func() error {
-			_, err := call(ctx, a, func() (none struct{}, err error) { return none, a.enter(t, op) })
-			return err
-		}
-		a.owned.Go(func() {
-			defer cancel()
-			var got outcome
-			if err == nil {
-				got = a.launch(ctx, job)
-			} else {
-				got.err = err
+		a.operate(t, act, a.launched, func(ctx context.Context, op *operation) outcome {
+			if err != nil {
+				return outcome{err: err}
 			}
-			a.post(func() { a.launched(t, act.container, got) })
+			job.enter = func() error {
+				_, err := call(ctx, a, func() (none struct{}, err error) { return none, a.enter(t, op) })
+				return err
+			}
+			return a.launch(ctx, job)
 		})
 	case verbStop:
-		job, err := a.job(t, act.container)
-		ctx, cancel := context.WithCancel(a.ctx)
-		t.busy[act.container] = &operation{verb: verbStop, cancel: cancel}
-		a.owned.Go(func() {
-			defer cancel()
-			var got outcome
-			if err == nil {
-				got = a.stop(ctx, job)
-			} else {
-				got.err = err
-			}
-			a.post(func() { a.stopped(t, act.container, got) })
-		})
+		job, _ := a.job(t, act.container) // what is wrong with its GPUs matters to a launch alone
+		a.operate(t, act, a.stopped, func(ctx context.Context, _ *operation) outcome { return a.stop(ctx, job) })
 	}
+}
+
+// operate runs an operation on one container, and gives its outcome to ended, in the loop.
+func (a *Agent) operate(t *task, act action, ended func(*task, string, outcome), do func(context.Context, *operation) outcome) {
+	ctx, cancel := context.WithCancel(a.ctx)
+	op := &operation{verb: act.verb, cancel: cancel}
+	t.busy[act.container] = op
+	a.owned.Go(func() {
+		defer cancel()
+		got := do(ctx, op)
+		a.post(func() { ended(t, act.container, got) })
+	})
 }
 
 // ended takes an operation's end into the task.
@@ -229,7 +222,8 @@ func (a *Agent) launched(t *task, name string, got outcome) {
 		t.waits, t.refusals, t.retryAt = "", 0, time.Time{}
 	case got.killed:
 		a.endTask(t, "InfrastructureHealth", got.err.Error(), true)
-	case got.refused || a.ctx.Err() != nil || t.rec.Desired == api.StatusStopped:
+	case t.rec.Desired == api.StatusStopped: // cancelled; what it left behind is stopped next
+	case got.refused || a.ctx.Err() != nil:
 		t.waits = got.err.Error()
 		wait := min(retryFirst<<min(t.refusals, 10), retryMost)
 		t.refusals++

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/berth-gpu/berth/agent/engine"
 )
@@ -34,7 +35,10 @@ func (a *Agent) Purge(ctx context.Context, say func(format string, args ...any))
 			continue
 		}
 		say("GPU %d (%s): quitting its MPS daemon, compute mode DEFAULT", u.dev.Index, u.dev.UUID)
-		if err := u.holder.Purge(ctx); err != nil {
+		bounded, cancel := context.WithTimeout(ctx, purgeTimeout)
+		err := u.holder.Purge(bounded)
+		cancel()
+		if err != nil {
 			errs = append(errs, fmt.Errorf("GPU %s: %w", u.dev.UUID, err))
 		}
 	}
@@ -44,6 +48,10 @@ func (a *Agent) Purge(ctx context.Context, say func(format string, args ...any))
 	say("removing %s, %s and the logs in %s", a.settings.RunDir, a.settings.StateFile(), a.settings.LogDir)
 	return a.purgeFolders()
 }
+
+// purgeTimeout bounds what is done for one GPU: an NVML that hangs must not hold
+// up the rest.
+const purgeTimeout = time.Minute
 
 func (a *Agent) purgeContainers(ctx context.Context, containers []engine.Container) error {
 	var wg sync.WaitGroup

@@ -96,7 +96,7 @@ func (a *Agent) tellClients(ctx context.Context, r reading, before map[int]bool)
 
 // sampled takes one GPU's sample in, and finds who uses a shared GPU outside MPS.
 func (a *Agent) sampled(u *unit, s gpu.Sample, err error, owners map[int]string) {
-	if lost := errors.Is(err, gpu.ErrLost); lost != u.lost {
+	if lost := errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrUnknownGPU); lost != u.lost {
 		u.lost, u.lostAt = lost, time.Now()
 		a.log.Error("gpu", zap.String("gpu", u.dev.UUID), zap.Bool("lost", lost))
 	}

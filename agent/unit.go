@@ -40,6 +40,7 @@ type gpuRecord struct {
 	Broken   string     `json:"broken,omitempty"`
 	BrokenAt time.Time  `json:"brokenAt,omitzero"`
 	MPS      mps.Record `json:"mps"`
+	Device   gpu.Device `json:"device"` // as it was when NVML last saw it
 }
 
 // closed says why nothing may start on the GPU for now, or "". A GPU that is only
@@ -159,10 +160,6 @@ func (a *Agent) openUnits(ctx context.Context, rebooted bool) error {
 	if err != nil {
 		return err
 	}
-	for _, bad := range found.Unreadable {
-		a.unreadable = append(a.unreadable, fmt.Sprintf("GPU %d cannot be read: %v", bad.Index, bad.Err))
-		a.log.Error("a GPU cannot be read; restart the agent once it is well", zap.Int("index", bad.Index), zap.Error(bad.Err))
-	}
 	records := map[string]*gpuRecord{}
 	aside, err := a.store.GPUs(func(uuid string) any {
 		records[uuid] = new(gpuRecord)
@@ -177,23 +174,53 @@ func (a *Agent) openUnits(ctx context.Context, rebooted bool) error {
 	}
 	control := mps.FindControl(a.settings.MPS.ControlBinary, a.settings.MPS.Path)
 	for _, d := range found.Devices {
-		u := &unit{dev: d, usedMiB: map[string]int64{}}
-		a.units = append(a.units, u)
+		old := records[d.UUID]
+		delete(records, d.UUID)
 		rec := gpuRecord{BootID: a.bootID}
-		if old := records[d.UUID]; old != nil && old.BootID == a.bootID && !rebooted {
+		if old != nil && old.BootID == a.bootID && !rebooted {
 			rec = *old
 		}
-		u.broken, u.brokenAt = rec.Broken, rec.BrokenAt
-		dev := mps.Device{UUID: d.UUID, DriverBranch: d.DriverBranch, ComputeMajor: d.ComputeMajor, ComputeMinor: d.ComputeMinor, VGPU: d.VGPU, MIG: d.MIG}
-		if u.noSharing = mps.Unsupported(dev, control); u.noSharing != "" {
-			a.log.Warn("this GPU cannot be shared", zap.String("gpu", d.UUID), zap.String("why", u.noSharing))
-			u.status = mps.Status{State: mps.PhaseUnsupported, Reason: u.noSharing, Since: a.started}
+		rec.Device = d
+		rec.Device.Err = nil
+		if err := a.store.UpdateGPU(d.UUID, func(json.RawMessage) (any, error) { return rec, nil }); err != nil {
+			return err
+		}
+		a.addUnit(rec, control)
+	}
+	// A GPU that fell off the bus while no agent ran: its daemon and its tasks are
+	// still here, and to be seen to.
+	for uuid, rec := range records {
+		if rec.BootID != a.bootID || rebooted || rec.Device.UUID != uuid {
 			continue
 		}
-		u.holder = mps.New(a.mpsConfig(), dev, rec.MPS, a.hooks(u, rec), a.log)
-		u.status = u.holder.Status()
+		u := a.addUnit(*rec, control)
+		u.lost, u.lostAt = true, time.Now()
+		a.log.Error("a GPU of this boot is lost", zap.String("gpu", uuid))
+		if len(found.Unreadable) > 0 {
+			found.Unreadable = found.Unreadable[1:] // it is one of these, whose UUID NVML does not tell
+		}
+	}
+	for _, bad := range found.Unreadable {
+		a.unreadable = append(a.unreadable, fmt.Sprintf("GPU %d cannot be read: %v", bad.Index, bad.Err))
+		a.log.Error("a GPU cannot be read; restart the agent once it is well", zap.Int("index", bad.Index), zap.Error(bad.Err))
 	}
 	return nil
+}
+
+// addUnit makes a GPU known to the agent, with a holder where MPS can hold it.
+func (a *Agent) addUnit(rec gpuRecord, control string) *unit {
+	d := rec.Device
+	u := &unit{dev: d, usedMiB: map[string]int64{}, broken: rec.Broken, brokenAt: rec.BrokenAt}
+	a.units = append(a.units, u)
+	dev := mps.Device{UUID: d.UUID, DriverBranch: d.DriverBranch, ComputeMajor: d.ComputeMajor, ComputeMinor: d.ComputeMinor, VGPU: d.VGPU, MIG: d.MIG}
+	if u.noSharing = mps.Unsupported(dev, control); u.noSharing != "" {
+		a.log.Warn("this GPU cannot be shared", zap.String("gpu", d.UUID), zap.String("why", u.noSharing))
+		u.status = mps.Status{State: mps.PhaseUnsupported, Reason: u.noSharing, Since: a.started}
+		return u
+	}
+	u.holder = mps.New(a.mpsConfig(), dev, rec.MPS, a.hooks(u), a.log)
+	u.status = u.holder.Status()
+	return u
 }
 
 func (a *Agent) mpsConfig() mps.Config {
@@ -203,22 +230,26 @@ func (a *Agent) mpsConfig() mps.Config {
 		Budget: mps.Budget{Failures: s.MPS.Budget.Failures, Window: s.MPS.Budget.Window}}
 }
 
-// hooks tie a holder to NVML and the store. Save is called from the holder's
-// goroutine only, so rec has one owner: the parts that the loop changes go
-// through breakGPU.
-func (a *Agent) hooks(u *unit, rec gpuRecord) mps.Hooks {
+// hooks tie a holder to NVML and the store.
+func (a *Agent) hooks(u *unit) mps.Hooks {
 	uuid := u.dev.UUID
+	gone := func(err error) error {
+		if errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrUnknownGPU) {
+			return fmt.Errorf("%w: %w", mps.ErrGPUGone, err)
+		}
+		return err
+	}
 	return mps.Hooks{
 		ComputeMode: func(ctx context.Context) (bool, error) {
 			m, err := a.nvml.ComputeMode(ctx, uuid)
-			return m == gpu.ComputeExclusiveProcess, err
+			return m == gpu.ComputeExclusiveProcess, gone(err)
 		},
 		SetComputeMode: func(ctx context.Context, exclusive bool) error {
 			m := gpu.ComputeDefault
 			if exclusive {
 				m = gpu.ComputeExclusiveProcess
 			}
-			return a.nvml.SetComputeMode(ctx, uuid, m)
+			return gone(a.nvml.SetComputeMode(ctx, uuid, m))
 		},
 		Save: func(r mps.Record) error {
 			return a.store.UpdateGPU(uuid, func(old json.RawMessage) (any, error) {

@@ -300,3 +300,39 @@ func TestGPUTrouble(t *testing.T) {
 	}
 	r.until("and over", func() bool { return r.gpu(1).Held })
 }
+
+// A GPU that falls off the bus just before the agent dies: the next agent cannot
+// list it, and sees to its daemon and its tasks all the same.
+func TestGPULostWhileTheAgentIsAway(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 80*gib, 80*gib)
+	r.set("mps.drainDeadline", "500ms")
+	r.want("one", shared(10*gib, 0, "run", "--memory", "1GiB"))
+	r.start()
+	r.until("it runs", func() bool { return r.running("one") && r.gpu(0).Held })
+	if err := r.machine.Lose(r.gpus[0], true); err != nil {
+		t.Fatal(err)
+	}
+	r.signal(syscall.SIGKILL)
+	r.start()
+	r.until("its task moves", func() bool { return slices.Equal(r.task("one").GPUIDs, r.gpus[1:]) && r.running("one") })
+	lost := func() (g api.GPU) {
+		for _, g = range r.inst().GPUs {
+			if g.ID == r.gpus[0] {
+				return g
+			}
+		}
+		t.Fatal("the lost GPU is not shown")
+		return g
+	}
+	if g := lost(); !strings.Contains(g.HeldReason, "lost") {
+		t.Errorf("it is shown as %+v", g)
+	}
+	if err := r.machine.Lose(r.gpus[0], false); err != nil {
+		t.Fatal(err)
+	}
+	r.until("it is open again when it comes back", func() bool { g := lost(); return g.HeldReason == "IDLE" && g.TotalMemoryInMiB == 80*gib })
+	if err := r.machine.Lose(r.gpus[0], true); err != nil { // purge finds it lost, and leaves nothing of it
+		t.Fatal(err)
+	}
+}

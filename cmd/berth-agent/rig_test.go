@@ -238,6 +238,25 @@ func (r *rig) clear() {
 		if out, err := r.run("purge"); err != nil {
 			r.t.Errorf("purge: %v\n%s", err, out)
 		}
+		for _, uuid := range r.gpus {
+			for _, find := range []func(string, string) ([]int, error){mpssim.Daemons, mpssim.Servers} {
+				if pids, _ := find(r.machine.Dir, uuid); len(pids) > 0 {
+					r.t.Errorf("purge left processes of %s: %v", uuid, pids)
+					for _, pid := range pids {
+						syscall.Kill(pid, syscall.SIGKILL)
+					}
+				}
+			}
+			if mode, err := r.machine.ComputeMode(uuid); err != nil || mode != 0 {
+				spec, _ := r.machine.Spec()
+				if g := spec.GPU(uuid); g == nil || !g.Lost {
+					r.t.Errorf("purge left %s in compute mode %d (%v)", uuid, mode, err)
+				}
+			}
+		}
+		if left := r.containers(); len(left) > 0 {
+			r.t.Errorf("purge left containers: %v", left)
+		}
 	}
 	r.docker.Close()
 	if r.t.Failed() && r.log != nil {
