@@ -29,26 +29,23 @@ type reading struct {
 func (a *Agent) watchSamples(ctx context.Context) {
 	tick := time.NewTicker(a.settings.GPU.SampleEvery)
 	defer tick.Stop()
-	clients := map[int]bool{} // processes that were MPS clients when last seen
+	clients := map[int]string{} // processes that were MPS clients when last seen, and their containers
 	for {
-		var all []reading
-		for _, u := range a.units {
-			r := reading{unit: u, owners: map[int]string{}}
-			r.sample, r.err = a.nvml.Sample(ctx, u.dev.UUID)
-			for _, p := range r.sample.Processes {
-				r.owners[p.PID], _ = cgroup.ContainerID(p.PID) // gone meanwhile: nobody's
-			}
-			a.tellClients(ctx, r, clients)
-			all = append(all, r)
+		all := make([]reading, len(a.units))
+		for i, u := range a.units {
+			all[i].unit = u
+			all[i].sample, all[i].err = a.nvml.Sample(ctx, u.dev.UUID)
 		}
-		clients = map[int]bool{}
-		for _, r := range all {
-			for _, p := range r.sample.Processes {
+		next := map[int]string{}
+		for i := range all {
+			a.attribute(ctx, &all[i], clients)
+			for _, p := range all[i].sample.Processes {
 				if p.Kind == gpu.KindMPSClient {
-					clients[p.PID] = true
+					next[p.PID] = all[i].owners[p.PID]
 				}
 			}
 		}
+		clients = next
 		if ctx.Err() != nil {
 			return
 		}
@@ -66,15 +63,21 @@ func (a *Agent) watchSamples(ctx context.Context) {
 	}
 }
 
-// tellClients marks the MPS clients among the processes that NVML lists as compute
-// processes: it may list clients there alone. Before anybody is accused of going
-// past MPS the daemon is asked; of a daemon that is lost, those that were its
-// clients before count.
-func (a *Agent) tellClients(ctx context.Context, r reading, before map[int]bool) {
+// attribute finds the containers of a GPU's processes, and which of those that
+// NVML lists as compute processes are MPS clients: it may list clients there
+// alone. Before anybody is accused of going past MPS the daemon is asked; of a
+// daemon that is lost, those that were its clients before count.
+func (a *Agent) attribute(ctx context.Context, r *reading, before map[int]string) {
+	r.owners = make(map[int]string, len(r.sample.Processes))
 	var asked bool
 	for i := range r.sample.Processes {
 		p := &r.sample.Processes[i]
-		if p.Kind != gpu.KindCompute || r.owners[p.PID] == "" || r.unit.holder == nil {
+		owner, known := before[p.PID]
+		if !known || p.Kind == gpu.KindCompute {
+			owner, _ = cgroup.ContainerID(p.PID) // gone meanwhile: nobody's
+		}
+		r.owners[p.PID] = owner
+		if p.Kind != gpu.KindCompute || owner == "" || r.unit.holder == nil {
 			continue
 		}
 		if !asked {
@@ -84,11 +87,11 @@ func (a *Agent) tellClients(ctx context.Context, r reading, before map[int]bool)
 			cancel()
 			if err == nil {
 				for _, pid := range pids {
-					before[pid] = true
+					before[pid] = ""
 				}
 			}
 		}
-		if before[p.PID] {
+		if _, client := before[p.PID]; client {
 			p.Kind = gpu.KindMPSClient
 		}
 	}

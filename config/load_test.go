@@ -49,7 +49,7 @@ func TestBad(t *testing.T) {
 		{name: "a tab", file: "mps:\n\tpath: /bin\n", want: `berth-agent.yaml:2: not YAML: found character that cannot start any token`},
 		{name: "too large a file", file: "# " + strings.Repeat("x", 1<<20), want: `berth-agent.yaml: more than 1048576 bytes`},
 		{name: "a number without a unit", file: "docker:\n  stopTimeout: 30\n", want: `berth-agent.yaml:2: docker.stopTimeout: 30: want a duration of at least 1s, as "30s"`},
-		{name: "no duration", file: "mps: {probeEvery: fast}\n", want: `berth-agent.yaml:1: mps.probeEvery: "fast": want a duration of at least 100ms, as "5s"`},
+		{name: "no duration", file: "mps: {probeEvery: fast}\n", want: `berth-agent.yaml:1: mps.probeEvery: "fast": want a duration of at least 100ms, as "10s"`},
 		{name: "a duration below nothing", file: "mps: {drainDeadline: -3s}\n", want: `berth-agent.yaml:1: mps.drainDeadline: "-3s": want a duration of at least 100ms, as "15m"`},
 		{name: "a stop timeout of nothing", file: "docker: {stopTimeout: 0s}\n", want: `berth-agent.yaml:1: docker.stopTimeout: "0s": want a duration of at least 1s, as "30s"`},
 		{name: "a period the kernel refuses", file: "task: {cpuPeriod: 2s}\n", want: `berth-agent.yaml:1: task.cpuPeriod: "2s": want a duration from 1ms to 1s, as "100ms"`},
@@ -98,9 +98,9 @@ func TestBad(t *testing.T) {
 				"environment: ECS_DISABLE_PRIVILEGED: \"yes\": want true or false\n" +
 				"environment: ECS_RESERVED_PORTS: \"22,80\": want a list of ports from 1 to 65535, each once"},
 		{name: "a bad value that another covers", file: "cluster: a b\n", environ: []string{"BERTH_CLUSTER=c"}, want: `berth-agent.yaml:1: cluster: "a b": want 1 to 255 letters, digits and any of "-_"`},
-		{name: "everywhere at once", file: "x: 1\nstateDir: /run/berth\n", environ: []string{"BERTH_Y=1", "BERTH_MPS_PROBE_TIMEOUT=6s"},
+		{name: "everywhere at once", file: "x: 1\nstateDir: /run/berth\n", environ: []string{"BERTH_Y=1", "BERTH_MPS_PROBE_TIMEOUT=12s"},
 			want: "berth-agent.yaml:1: x: unknown setting\nenvironment: BERTH_Y: unknown setting\n" +
-				"environment: BERTH_MPS_PROBE_TIMEOUT: \"6s\": longer than mps.probeEvery, 5s\n" +
+				"environment: BERTH_MPS_PROBE_TIMEOUT: \"12s\": longer than mps.probeEvery, 10s\n" +
 				"berth-agent.yaml:2: stateDir: \"/run/berth\": lies in runDir, /run/berth, which a reboot empties"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -46,11 +46,11 @@ func defaults(instance string) *Agent {
 			PullTimeout:       2 * time.Hour,
 			DisablePrivileged: true,
 		},
-		GPU: GPU{DevRoot: "/dev", ReserveMiB: 512, SampleEvery: 5 * time.Second},
+		GPU: GPU{DevRoot: "/dev", ReserveMiB: 512, SampleEvery: 10 * time.Second},
 		MPS: MPS{
 			ControlBinary:      "nvidia-cuda-mps-control",
 			Path:               "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-			ProbeEvery:         5 * time.Second,
+			ProbeEvery:         10 * time.Second,
 			ProbeTimeout:       2 * time.Second,
 			StartTimeout:       10 * time.Second,
 			ServerStartTimeout: time.Minute,

@@ -38,17 +38,23 @@ type start struct {
 	gpus []string
 }
 
-// scanEvery is how often the folder is read; changes are seen by content, so
-// that a file that is still being written is read again.
-const scanEvery = time.Second
+// The folder itself is looked at every second, which shows files that came, went
+// or were replaced by rename; files that are written in place are found by looking
+// at each of them, every five seconds and after every change.
+const (
+	scanEvery  = time.Second
+	filesEvery = 5 * time.Second
+)
 
 // folder is the source that wants the files of one folder.
 type folder struct {
-	dir   string
-	agent *agent.Agent
-	log   *zap.Logger
-	files map[string]file // as they were read last
-	order agent.Order     // as the agent took it last
+	dir    string
+	agent  *agent.Agent
+	log    *zap.Logger
+	files  []file      // as they were read last
+	info   os.FileInfo // of the folder then
+	readAt time.Time
+	order  agent.Order // as the agent took it last
 }
 
 // watchFolder keeps the agent's wanted tasks equal to the folder's files, as
@@ -109,19 +115,29 @@ func (f *folder) sync(ctx context.Context) error {
 }
 
 // read reads *.json in order of names; a file that has not changed is not read
-// again. A folder that is not there wants
-// nothing; one file that cannot be read does not hide the others.
+// again. A folder that is not there wants nothing; one file that cannot be read
+// does not hide the others.
 func (f *folder) read() ([]file, error) {
-	entries, err := os.ReadDir(f.dir)
+	info, err := os.Stat(f.dir)
 	if errors.Is(err, os.ErrNotExist) {
+		f.files, f.info = nil, nil
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	var files []file
-	last := f.files
-	f.files = map[string]file{}
+	if f.info != nil && unchanged(f.info, info) && time.Since(f.readAt) < filesEvery {
+		return f.files, nil
+	}
+	entries, err := os.ReadDir(f.dir)
+	if err != nil {
+		return nil, err
+	}
+	last := map[string]file{}
+	for _, was := range f.files {
+		last[was.name] = was
+	}
+	f.files, f.info, f.readAt = nil, info, time.Now()
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(e.Name(), ".json")
 		if !ok || e.IsDir() || strings.HasPrefix(name, ".") {
@@ -137,10 +153,9 @@ func (f *folder) read() ([]file, error) {
 			got = readFile(name, path, f.agent.Rules())
 			got.info = now
 		}
-		f.files[name] = got
-		files = append(files, got)
+		f.files = append(f.files, got)
 	}
-	return files, nil
+	return f.files, nil
 }
 
 func readFile(name, path string, rules taskdef.Rules) file {
