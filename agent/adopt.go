@@ -60,6 +60,7 @@ func (a *Agent) load(ctx context.Context) error {
 	if err := a.openUnits(ctx, rebooted); err != nil {
 		return err
 	}
+	a.capacity = a.measureCapacity()
 	for _, c := range a.books().contradictions {
 		a.log.Error("the stored tasks contradict each other", zap.String("what", c))
 	}

@@ -29,6 +29,7 @@ type loop struct {
 	tasks      map[string]*task
 	units      []*unit  // in NVML's order
 	unreadable []string // GPUs that NVML counts and cannot read
+	capacity   capacity
 	order      Order
 	after      []func() // run when the round is over
 
@@ -348,7 +349,7 @@ func (a *Agent) books() ledger {
 			held = append(held, t.holding())
 		}
 	}
-	return books(a.capacity(), held)
+	return books(a.capacity, held)
 }
 
 // taskID is the same for the same start, so that an accept that was cut short

@@ -339,8 +339,9 @@ func (a *Agent) unit(uuid string) *unit {
 	return nil
 }
 
-// capacity is what the machine has for tasks.
-func (a *Agent) capacity() capacity {
+// measureCapacity is what the machine has for tasks. It does not change while the
+// agent runs.
+func (a *Agent) measureCapacity() capacity {
 	c := capacity{cpu: hostCPUUnits() - a.settings.Reserved.CPU, memoryMiB: hostMemoryMiB() - a.settings.Reserved.MemoryMiB, ports: reservedPorts(a.settings.Reserved)}
 	for _, u := range a.units {
 		c.gpus = append(c.gpus, gpuCapacity{uuid: u.dev.UUID, allocatableMiB: max(0, u.dev.UsableMiB()-a.settings.GPU.ReserveMiB), maxClients: mps.MaxClients(u.dev.DriverBranch)})

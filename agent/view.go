@@ -67,7 +67,7 @@ func (a *Agent) publish(now time.Time) {
 	*in = api.Instance{
 		Name: a.settings.Instance, Cluster: a.settings.Cluster, Version: a.version, Status: "ACTIVE", BootID: a.bootID,
 		StartedAt: a.started, EC2InstanceID: a.ec2, Attributes: a.settings.Attributes,
-		Registered: api.Resources{CPU: a.capacity().cpu, MemoryMiB: a.capacity().memoryMiB},
+		Registered: api.Resources{CPU: a.capacity.cpu, MemoryMiB: a.capacity.memoryMiB},
 		Remaining:  api.Resources{CPU: books.freeCPU, MemoryMiB: books.freeMemoryMiB},
 		Waiting:    a.order.Waiting, Problems: a.order.Problems,
 	}

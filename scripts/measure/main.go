@@ -29,6 +29,7 @@ func main() {
 	idle := flag.Duration("idle", time.Minute, "how long the idle agent is watched")
 	flag.Parse()
 
+	os.Setenv("SAMPLE_EVERY", "10s") // the default: what is measured looks as often as a real machine's agent
 	m := &measure{Rig: rig.Rig{Dir: "build/bench", Instance: "makebench", RunDir: "/run/berth-bench"}, idle: *idle}
 	err := m.all(ctx)
 	if left := m.Abandon(); err == nil {
