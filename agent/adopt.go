@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -150,7 +151,7 @@ func (a *Agent) removeStranger(c engine.Container) {
 		if err == nil {
 			err = a.docker.Remove(a.ctx, c.ID)
 		}
-		if err == nil {
+		if err == nil || errors.Is(err, engine.ErrVanished) {
 			err = a.cgroups.Remove(a.ctx, c.Labels.Task)
 		}
 		if err != nil && a.ctx.Err() == nil {
