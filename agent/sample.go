@@ -116,9 +116,9 @@ func (a *Agent) sampled(u *unit, s gpu.Sample, err error, owners map[int]string)
 	if u.status.Use != mps.UseMPS {
 		return
 	}
-	// A process that began while its daemon was dying is not its task's doing: then
-	// the task may be started again.
-	reason, _ := u.loss()
+	// A process that began while its daemon was dying, or one that can no longer be
+	// told from such a one, is not its task's doing: the task may be started again.
+	own := u.closed() == "" && u.holder.Status().State == mps.PhaseHeld
 	for _, p := range s.Processes {
 		if p.Kind == gpu.KindMPSClient || p.PID == u.status.ServerPID || (owners[p.PID] == "" && isServer(p.PID)) {
 			continue
@@ -129,7 +129,7 @@ func (a *Agent) sampled(u *unit, s gpu.Sample, err error, owners map[int]string)
 			continue
 		}
 		u.strays = append(u.strays, fmt.Sprintf("process %d of container %s of task %s uses the GPU outside MPS, without a cap", p.PID, name, shortID(t.rec.ID)))
-		a.endTask(t, "EssentialContainerExited", fmt.Sprintf("UncappedProcessError: process %d of container %s used GPU %s outside MPS, where no cap holds", p.PID, name, u.dev.UUID), reason != "")
+		a.endTask(t, "EssentialContainerExited", fmt.Sprintf("UncappedProcessError: process %d of container %s used GPU %s outside MPS, where no cap holds", p.PID, name, u.dev.UUID), !own)
 	}
 }
 

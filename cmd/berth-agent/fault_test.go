@@ -72,7 +72,8 @@ func killOnce(t *testing.T, r *rig, name string, n int, noticed chan<- time.Dura
 	var gpu api.GPU
 	r.within(time.Minute, name+" runs on a held GPU", func() bool {
 		task, gpu = look()
-		return task.LastStatus == api.StatusRunning && gpu.Held
+		// A client that begins after the kill meets no daemon, and is another story.
+		return gpu.Held && r.attached(name)
 	})
 	before := r.container(name)
 	if _, err := mpssim.KillDaemon(r.machine.Dir, gpu.ID); err != nil {
@@ -125,7 +126,7 @@ func TestOnDaemonLossRestart(t *testing.T) {
 	r.start()
 	var took []time.Duration
 	for range 3 {
-		r.until("both run", func() bool { return r.running("polite") && r.running("stubborn") && r.gpu(0).Held })
+		r.until("both run", func() bool { return r.attached("polite") && r.attached("stubborn") && r.gpu(0).Held })
 		generation := r.task("stubborn").Generation
 		since := r.gpu(0).Since
 		if _, err := mpssim.KillDaemon(r.machine.Dir, r.gpus[0]); err != nil {
@@ -149,7 +150,7 @@ func TestDaemonFrozen(t *testing.T) {
 	r := newRig(t, 80*gib)
 	r.want("one", shared(10*gib, 0, "run", "--memory", "1GiB"))
 	r.start()
-	r.until("it runs", func() bool { return r.running("one") && r.gpu(0).Held })
+	r.until("it runs", func() bool { return r.attached("one") && r.gpu(0).Held })
 	old := r.gpu(0).MPS.DaemonPID
 	if _, err := mpssim.FreezeDaemon(r.machine.Dir, r.gpus[0]); err != nil {
 		t.Fatal(err)
@@ -177,7 +178,7 @@ func TestQuarantine(t *testing.T) {
 	r.want("one", shared(70*gib, 0, "run", "--memory", "1GiB"))
 	r.start()
 	for range 2 {
-		r.until("it runs", func() bool { return r.running("one") && r.gpu(0).Held })
+		r.until("it runs", func() bool { return r.attached("one") && r.gpu(0).Held })
 		if _, err := mpssim.KillDaemon(r.machine.Dir, r.gpus[0]); err != nil {
 			t.Fatal(err)
 		}
@@ -271,7 +272,7 @@ func TestGPUTrouble(t *testing.T) {
 	r.set("mps.drainDeadline", "500ms")
 	r.want("one", shared(10*gib, 0, "run", "--memory", "1GiB"))
 	r.start()
-	r.until("it runs", func() bool { return r.running("one") && r.gpu(0).Held })
+	r.until("it runs", func() bool { return r.attached("one") && r.gpu(0).Held })
 	if err := r.machine.Lose(r.gpus[0], true); err != nil {
 		t.Fatal(err)
 	}
@@ -309,7 +310,7 @@ func TestGPULostWhileTheAgentIsAway(t *testing.T) {
 	r.set("mps.drainDeadline", "500ms")
 	r.want("one", shared(10*gib, 0, "run", "--memory", "1GiB"))
 	r.start()
-	r.until("it runs", func() bool { return r.running("one") && r.gpu(0).Held })
+	r.until("it runs", func() bool { return r.attached("one") && r.gpu(0).Held })
 	if err := r.machine.Lose(r.gpus[0], true); err != nil {
 		t.Fatal(err)
 	}

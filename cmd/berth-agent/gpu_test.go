@@ -109,6 +109,39 @@ func TestFiveTasksOnTwoGPUs(t *testing.T) {
 			t.Errorf("the neighbour said more: %q", strings.TrimPrefix(after, before))
 		}
 	})
+	t.Run("metrics and doctor", func(t *testing.T) {
+		metrics, err := r.ask("GET", api.PathMetrics, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{
+			fmt.Sprintf(`berth_gpu_held{gpu=%q,index="0"} 1`, r.gpus[0]),
+			fmt.Sprintf(`berth_gpu_sharing_mode{gpu=%q,index="0",mode="NVIDIA_MPS"} 1`, r.gpus[0]),
+			fmt.Sprintf(`berth_mps_restarts_total{gpu=%q,index="0"} 0`, r.gpus[0]),
+			fmt.Sprintf(`berth_gpu_slices{gpu=%q,index="0"} 4`, r.gpus[0]),
+			fmt.Sprintf(`berth_gpu_memory_allocated_bytes{gpu=%q,index="1"} 3.221225472e+10`, r.gpus[1]),
+		} {
+			if !strings.Contains(metrics, want+"\n") {
+				t.Errorf("%s is not in the metrics", want)
+			}
+		}
+		var checks []api.Check
+		if _, err := r.ask("GET", api.PathDoctor, &checks); err != nil {
+			t.Fatal(err)
+		}
+		found := map[string]bool{}
+		for _, c := range checks {
+			found[c.Name] = true
+			if c.Says == "" || (!c.OK && c.Do == "") || (!c.OK && !c.Warn) {
+				t.Errorf("check %+v", c)
+			}
+		}
+		for _, name := range []string{"driver", "mps", "mps GPU 0", "mps GPU 1", "conflicts", "docker", "cgroup", "folders"} {
+			if !found[name] {
+				t.Errorf("doctor did not look at %s: %v", name, found)
+			}
+		}
+	})
 	t.Run("a sixth waits and says what each GPU lacks", func(t *testing.T) {
 		r.want("3-sixth", shared(60*gib, 0, "run"))
 		r.until("it waits", func() bool { return len(r.inst().Waiting) == 1 })

@@ -378,6 +378,13 @@ func (r *rig) running(name string) bool {
 	return r.task(name).LastStatus == api.StatusRunning
 }
 
+// attached says that a task runs and its client has its memory, through MPS.
+func (r *rig) attached(name string) bool {
+	r.t.Helper()
+	logs := r.logs(name)
+	return r.running(name) && strings.Contains(logs, "mps: attached") && strings.Contains(logs, "allocated")
+}
+
 func (r *rig) stopped(name string) bool {
 	r.t.Helper()
 	return r.task(name).LastStatus == api.StatusStopped

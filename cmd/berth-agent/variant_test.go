@@ -44,7 +44,7 @@ func TestUnderEveryVariant(t *testing.T) {
 			r.want("one", shared(50*gib, 0, "run", "--memory", "1GiB", "--stay"))
 			r.want("two", shared(20*gib, 0, "run", "--memory", "1GiB", "--stay"))
 			r.start()
-			r.until("both run on a held GPU", func() bool { return r.running("one") && r.running("two") && r.gpu(0).Held })
+			r.until("both run on a held GPU", func() bool { return r.attached("one") && r.attached("two") && r.gpu(0).Held })
 			r.until("what they use is seen as theirs, or said to be unknown", func() bool {
 				g := r.gpu(0)
 				return len(g.Slices) == 2 && (g.Slices[0].UsedMemoryInMiB == gib || slices.Contains(variants, "process-memory-not-available"))
