@@ -185,6 +185,9 @@ func (d *daemon) lookOnce(ctx context.Context, id string, server Process) (f Fou
 	if f.Daemon.PID == 0 {
 		is(func(p Process) bool { return !isServer(p.PID) })
 		if f.Daemon.PID != 0 {
+			if now, _ := lockHolder(d.dirs.lock()); now == f.Daemon.PID {
+				return d.lookOnce(ctx, id, server) // it was just starting, and has taken the lock since
+			}
 			f.Problem = fmt.Sprintf("the MPS control daemon (%v) has lost its lock on %s", f.Daemon, d.dirs.Pipe())
 		}
 	}
