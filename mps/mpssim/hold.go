@@ -48,8 +48,6 @@ func (h *hold) resize(bytes int64) error {
 	return nil
 }
 
-func (h *hold) close() { h.file.Close() }
-
 // held is one process's hold as /proc shows it.
 type held struct {
 	pid   int
