@@ -3,6 +3,8 @@ package main_test
 import (
 	"context"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/berth-gpu/berth/agent/state"
 	"github.com/berth-gpu/berth/api"
@@ -22,6 +25,8 @@ const gib = 1024
 func TestFiveTasksOnTwoGPUs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 80*gib, 80*gib)
+	port := freePort(t)
+	r.set("metricsAddress", port)
 	for i := 1; i <= 4; i++ {
 		d := shared(20*gib, 0, "run", "--memory", "18GiB", "--print-env")
 		d.CPU, d.Memory = "256", "128"
@@ -125,6 +130,17 @@ func TestFiveTasksOnTwoGPUs(t *testing.T) {
 				t.Errorf("%s is not in the metrics", want)
 			}
 		}
+		resp, err := http.Get("http://" + port + api.PathMetrics)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			t.Errorf("metrics on the loopback port: %s", resp.Status)
+		}
+		if other, err := http.Get("http://" + port + api.PathTasks); err != nil || other.StatusCode != http.StatusNotFound {
+			t.Errorf("the loopback port serves more than metrics: %v %v", other, err)
+		}
 		var checks []api.Check
 		if _, err := r.ask("GET", api.PathDoctor, &checks); err != nil {
 			t.Fatal(err)
@@ -172,6 +188,17 @@ func TestFiveTasksOnTwoGPUs(t *testing.T) {
 			t.Errorf("got %s", why)
 		}
 	})
+}
+
+// freePort is a loopback address that nobody listens on.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
 }
 
 // mountLine is the line of /proc/mounts for a mount point.
@@ -316,5 +343,33 @@ func TestHostReboot(t *testing.T) {
 	}
 	if m := r.gpu(0).MPS; m.Restarts != 0 || m.Failures != 0 {
 		t.Errorf("the daemon's record of the earlier boot counts: %+v", m)
+	}
+}
+
+// A client that does not heed TERM is ended in MPS's order: its contexts first, by
+// terminate_client, then its process. Its neighbour's contexts stay.
+func TestStopInMPSOrder(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 80*gib)
+	stubborn := shared(10*gib, 0, "run", "--memory", "1GiB", "--ignore-term", "--stay")
+	stubborn.ContainerDefinitions[0].StopTimeout = 2
+	r.want("neighbour", shared(10*gib, 0, "run", "--memory", "1GiB"))
+	r.want("stubborn", stubborn)
+	r.start()
+	r.until("both run", func() bool { return r.attached("neighbour") && r.attached("stubborn") && r.gpu(0).Held })
+	asked := time.Now()
+	if _, err := r.ask("POST", strings.Replace(api.PathStop, "{id}", r.task("stubborn").ID, 1), nil); err != nil {
+		t.Fatal(err)
+	}
+	r.until("it has stopped", func() bool { return r.stopped("stubborn") })
+	c := r.container("stubborn")
+	if c.ExitCode != 137 || c.FinishedAt.Sub(asked) < 2*time.Second {
+		t.Errorf("it ended with %d after %s, want KILL after its stop timeout of 2 s", c.ExitCode, c.FinishedAt.Sub(asked))
+	}
+	if logs := r.logs("stubborn"); !strings.Contains(logs, "810") {
+		t.Errorf("its contexts were not terminated before its process was killed:\n%s", logs)
+	}
+	if logs := r.logs("neighbour"); strings.Contains(logs, "error") || !r.running("neighbour") {
+		t.Errorf("the neighbour suffered:\n%s", logs)
 	}
 }
