@@ -61,8 +61,8 @@ type MPS struct {
 	DrainDeadline      time.Duration
 }
 
-// Budget is how many failures of one GPU's daemon within Window are borne
-// before the GPU is quarantined.
+// Budget is at how many failures of its daemon or server within Window a GPU is
+// quarantined.
 type Budget struct {
 	Failures int
 	Window   time.Duration

@@ -124,7 +124,7 @@ var settings = []setting{
 	{"mps.probeTimeout", "", "How long an answer may take before the daemon counts as wedged.", func(a *Agent) field { return duration(&a.MPS.ProbeTimeout, tenth, 0) }},
 	{"mps.startTimeout", "", "How long a daemon may take to answer after its start.", func(a *Agent) field { return duration(&a.MPS.StartTimeout, tenth, 0) }},
 	{"mps.serverStartTimeout", "", "How long an MPS server may take to be ready.", func(a *Agent) field { return duration(&a.MPS.ServerStartTimeout, tenth, 0) }},
-	{"mps.budget.failures", "", "How many failures of one GPU's daemon within the window are borne before the GPU is quarantined.", func(a *Agent) field { return number(&a.MPS.Budget.Failures, "", 1, 1_000_000) }},
+	{"mps.budget.failures", "", "At how many failures of its daemon or server within the window a GPU is quarantined.", func(a *Agent) field { return number(&a.MPS.Budget.Failures, "", 1, 1_000_000) }},
 	{"mps.budget.window", "", "The window in which failures count.", func(a *Agent) field { return duration(&a.MPS.Budget.Window, second, 0) }},
 	{"mps.onDaemonLoss", "", "What becomes of a GPU's tasks when its daemon is lost: drain lets them run until the deadline, restart stops them at once.", func(a *Agent) field { return word(&a.MPS.OnDaemonLoss, LossDrain, LossRestart) }},
 	{"mps.drainDeadline", "", "How long tasks of a lost daemon may run on before they are stopped.", func(a *Agent) field { return duration(&a.MPS.DrainDeadline, tenth, 0) }},
