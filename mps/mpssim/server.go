@@ -135,7 +135,14 @@ func (s *server) fail(reason string) int {
 		s.log.line(tagOther, "Driver initialization failed with: %s", reason)
 	}
 	s.log.line(tagOther, "Failed to start : %s", reason)
-	_ = s.daemon.send(wireFatal, "")
+	// The daemon hears of it before it can see the server's end [B].
+	if s.daemon.send(wireFatal, "") == nil && s.daemon.SetReadDeadline(time.Now().Add(time.Second)) == nil {
+		for {
+			if verb, _, _, err := s.daemon.receive(); err != nil || verb == wireOK {
+				break
+			}
+		}
+	}
 	return 1
 }
 

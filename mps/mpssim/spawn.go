@@ -241,6 +241,7 @@ func (d *daemon) newServer(c conn) {
 		switch verb {
 		case wireFatal:
 			d.log.line(tagControl, "Server encountered a fatal exception. Shutting down")
+			_ = c.send(wireOK, "")
 		case wireReady:
 			d.serverReady(s)
 		case wireOutput:
