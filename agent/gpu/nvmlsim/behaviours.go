@@ -24,7 +24,7 @@ const (
 )
 
 // Behaviours is the evidence for what the library does beyond returning what the steer file says. Nothing here has
-// been compared with a real NVML yet: that is `make gpu-verify`.
+// been compared with a real NVML yet; docs/gpu-verified.md will say when it has.
 var Behaviours = []Behaviour{
 	{Does: "NVML is thread safe; Init is counted, and calls before it give UNINITIALIZED", Evidence: documented},
 	{Does: "a list call with too small a buffer gives INSUFFICIENT_SIZE and the number needed; with count 0 the buffer may be NULL", Evidence: documented},
