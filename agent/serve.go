@@ -90,7 +90,7 @@ func (a *Agent) serve(ctx context.Context, l listener) {
 
 func (a *Agent) routes(metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+api.PathInstance, func(w http.ResponseWriter, r *http.Request) { answer(w, a.View().Instance) })
+	mux.HandleFunc("GET "+api.PathInstances, func(w http.ResponseWriter, r *http.Request) { answer(w, []api.Instance{a.View().Instance}) })
 	mux.HandleFunc("GET "+api.PathTasks, func(w http.ResponseWriter, r *http.Request) { answer(w, a.View().Tasks) })
 	mux.HandleFunc("GET "+api.PathDoctor, func(w http.ResponseWriter, r *http.Request) { answer(w, a.Doctor(r.Context())) })
 	mux.HandleFunc("POST "+api.PathStop, func(w http.ResponseWriter, r *http.Request) {

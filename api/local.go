@@ -31,12 +31,14 @@ const (
 	HealthInitializing     = "INITIALIZING"
 )
 
-// Instance is one machine as its agent sees it: GET /v1/instance.
+// Instance is one machine as its agent sees it: GET /v1/instances, a list of one.
 type Instance struct {
-	Name          string            `json:"name"`    // berth.instance, unique per agent
-	Cluster       string            `json:"cluster"` // ECS_CLUSTER
-	Version       string            `json:"version"` // of berth-agent
-	Status        string            `json:"status"`  // ACTIVE
+	Name          string            `json:"name"`              // berth.instance, unique per agent
+	Cluster       string            `json:"cluster"`           // ECS_CLUSTER
+	Version       string            `json:"version"`           // of berth-agent
+	AgentID       string            `json:"agentId,omitempty"` // random, kept with the agent's state
+	Status        string            `json:"status"`            // ACTIVE, DRAINING
+	Connected     bool              `json:"agentConnected"`    // to the server that answers, or to itself
 	BootID        string            `json:"bootId"`
 	StartedAt     time.Time         `json:"startedAt"` // the agent's
 	EC2InstanceID string            `json:"ec2InstanceId,omitempty"`
@@ -44,6 +46,7 @@ type Instance struct {
 	DriverVersion string            `json:"driverVersion,omitempty"`
 	Registered    Resources         `json:"registeredResources"`
 	Remaining     Resources         `json:"remainingResources"`
+	ReservedPorts []Port            `json:"reservedPorts,omitempty"`
 	GPUs          []GPU             `json:"gpuDevices"`
 	Health        Health            `json:"healthStatus"`
 	Waiting       []Waiting         `json:"waiting,omitempty"` // wanted tasks that have no GPU yet
@@ -54,6 +57,12 @@ type Instance struct {
 type Resources struct {
 	CPU       int64 `json:"cpu"`         // ECS CPU units: 1024 are one vCPU
 	MemoryMiB int64 `json:"memoryInMiB"` // host memory
+}
+
+// Port is one host port.
+type Port struct {
+	Number   int    `json:"port"`
+	Protocol string `json:"protocol"` // tcp, udp
 }
 
 // GPU is one device. The first seven fields are ECS's GpuDevice.
@@ -68,6 +77,10 @@ type GPU struct {
 	Name            string    `json:"name"`  // NVIDIA H200
 	UsedMemoryInMiB int64     `json:"usedMemoryInMiB"`
 	UtilizationPct  int       `json:"utilizationPercent"`
+	MaxClients      int       `json:"maxClients"`          // MPS clients of the driver branch
+	NoSharing       string    `json:"noSharing,omitempty"` // why MPS cannot run here
+	Standing        string    `json:"standing"`            // towards placement: OPEN, CLOSED, DRAINING, FAILED
+	StandingReason  string    `json:"standingReason,omitempty"`
 	ComputeMode     string    `json:"computeMode"` // DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED
 	Held            bool      `json:"held"`
 	HeldReason      string    `json:"heldReason,omitempty"` // why not
@@ -129,20 +142,25 @@ type BadInput struct {
 
 // Task is one task: GET /v1/tasks (all), newest first.
 type Task struct {
-	ID            string      `json:"taskId"`
-	Name          string      `json:"name"` // the wanted task it serves: the file's name
-	Family        string      `json:"family"`
-	Generation    uint64      `json:"generation"`
-	LastStatus    string      `json:"lastStatus"`
-	DesiredStatus string      `json:"desiredStatus"`
-	StopCode      string      `json:"stopCode,omitempty"`
-	StoppedReason string      `json:"stoppedReason,omitempty"`
-	Reason        string      `json:"reason,omitempty"` // what it waits for while PENDING
-	GPUIDs        []string    `json:"gpuIds,omitempty"`
-	CreatedAt     time.Time   `json:"createdAt"`
-	StartedAt     *time.Time  `json:"startedAt,omitempty"`
-	StoppedAt     *time.Time  `json:"stoppedAt,omitempty"`
-	Containers    []Container `json:"containers"`
+	ID             string      `json:"taskId"`
+	Name           string      `json:"name"` // the wanted task it serves: the file's name
+	Family         string      `json:"family"`
+	Group          string      `json:"group,omitempty"`             // ECS's: service:NAME or family:NAME
+	Instance       string      `json:"containerInstance,omitempty"` // where it is placed
+	Definition     string      `json:"taskDefinition,omitempty"`    // family:revision, at the server
+	Replaces       string      `json:"replaces,omitempty"`          // the task whose place it takes
+	Generation     uint64      `json:"generation"`
+	LastStatus     string      `json:"lastStatus"`
+	DesiredStatus  string      `json:"desiredStatus"`
+	StopCode       string      `json:"stopCode,omitempty"`
+	StoppedReason  string      `json:"stoppedReason,omitempty"`
+	Reason         string      `json:"reason,omitempty"` // what it waits for while PENDING
+	GPUIDs         []string    `json:"gpuIds,omitempty"`
+	CreatedAt      time.Time   `json:"createdAt"`
+	StartedAt      *time.Time  `json:"startedAt,omitempty"`
+	StoppedAt      *time.Time  `json:"stoppedAt,omitempty"`
+	Containers     []Container `json:"containers"`
+	Infrastructure bool        `json:"stoppedByInfrastructure,omitempty"` // berth itself or its GPU ended it: it may be started elsewhere
 }
 
 // Container is one container of a task.
@@ -178,10 +196,9 @@ type Error struct {
 // in GET /v1/tasks. Logs answer text/plain; query: container (needed when the task has
 // more than one), follow=1, tail=N (default: all).
 const (
-	PathInstance = "/v1/instance"
-	PathTasks    = "/v1/tasks"
-	PathStop     = "/v1/tasks/{id}/stop"
-	PathLogs     = "/v1/tasks/{id}/logs"
-	PathDoctor   = "/v1/doctor"
-	PathMetrics  = "/metrics"
+	PathTasks   = "/v1/tasks"
+	PathStop    = "/v1/tasks/{id}/stop"
+	PathLogs    = "/v1/tasks/{id}/logs"
+	PathDoctor  = "/v1/doctor"
+	PathMetrics = "/metrics"
 )

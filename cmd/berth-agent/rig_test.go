@@ -208,7 +208,7 @@ func (r *rig) start() {
 			r.t.Fatalf("the agent ended: %v", err)
 		default:
 		}
-		_, err := r.ask("GET", api.PathInstance, nil)
+		_, err := r.ask("GET", api.PathInstances, nil)
 		return err == nil
 	})
 }
@@ -306,12 +306,13 @@ func (r *rig) ask(method, path string, into any) (string, error) {
 	return string(b), err
 }
 
-func (r *rig) inst() (in api.Instance) {
+func (r *rig) inst() api.Instance {
 	r.t.Helper()
-	if _, err := r.ask("GET", api.PathInstance, &in); err != nil {
+	var all []api.Instance
+	if _, err := r.ask("GET", api.PathInstances, &all); err != nil {
 		r.t.Fatal(err)
 	}
-	return in
+	return all[0]
 }
 
 func (r *rig) gpu(i int) api.GPU { r.t.Helper(); return r.inst().GPUs[i] }
@@ -366,7 +367,7 @@ func (r *rig) within(d time.Duration, what string, ok func() bool) {
 
 func (r *rig) describe() string {
 	var b bytes.Buffer
-	for _, path := range []string{api.PathInstance, api.PathTasks} {
+	for _, path := range []string{api.PathInstances, api.PathTasks} {
 		s, err := r.ask("GET", path, nil)
 		fmt.Fprintln(&b, path, s, err)
 	}

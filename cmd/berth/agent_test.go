@@ -63,7 +63,7 @@ func startAgent(t *testing.T) *agent {
 		t.Fatal(err)
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+api.PathInstance, func(w http.ResponseWriter, _ *http.Request) { a.answer(w, a.instance) })
+	mux.HandleFunc("GET "+api.PathInstances, func(w http.ResponseWriter, _ *http.Request) { a.answer(w, []any{a.instance}) })
 	mux.HandleFunc("GET "+api.PathTasks, a.listTasks)
 	mux.HandleFunc("GET "+api.PathDoctor, func(w http.ResponseWriter, _ *http.Request) { a.answer(w, a.checks) })
 	mux.HandleFunc("POST "+api.PathStop, a.stop)

@@ -138,7 +138,10 @@ func isTimeout(err error) bool {
 }
 
 func (c *client) instance(ctx context.Context) (inst api.Instance, raw json.RawMessage, err error) {
-	raw, err = c.get(ctx, answerTimeout, api.PathInstance, &inst)
+	var all []api.Instance
+	if raw, err = c.get(ctx, answerTimeout, api.PathInstances, &all); err == nil && len(all) > 0 {
+		inst = all[0]
+	}
 	return inst, raw, err
 }
 

@@ -207,9 +207,11 @@ type Task api.Task
 
 // Look takes the agent's picture.
 func (r *Rig) Look(ctx context.Context) (v View, err error) {
-	if err := r.Get(ctx, api.PathInstance, &v.Instance); err != nil {
+	var instances []api.Instance
+	if err := r.Get(ctx, api.PathInstances, &instances); err != nil {
 		return v, err
 	}
+	v.Instance = instances[0]
 	return v, r.Get(ctx, api.PathTasks, &v.Tasks)
 }
 
