@@ -8,6 +8,15 @@ import (
 // This file is what a placement server adds to the local API, on a socket of its own
 // that only root can open. An agent answers GET /v1/instances and /v1/tasks with its
 // own machine and tasks, a server with all of them.
+//
+// GET /v1/tasks takes filters, each of which may be repeated: ref (a task's id, the start of
+// one, or its name), line (a task's id: it and those that took its place), service, instance,
+// status (lastStatus), unplaced=1 (PENDING on no instance). They spare work and are no promise: an agent knows none of
+// them, and whoever asks leaves out himself what he did not ask for.
+//
+// A reply can be lost, so every request may be sent again: RunTask has its token, POST
+// /v1/services with what a service is already gives that service (as ECS's CreateService
+// does), and a stop, an update, a drain or a replacement asked for twice is one.
 
 // AgentConnectivity is the health check of a machine that the server itself makes, as
 // in ECS's InstanceHealthCheckType.
@@ -115,6 +124,7 @@ type DrainMove struct {
 	Service  string `json:"service,omitempty"`
 	Family   string `json:"family"`
 	Instance string `json:"instance,omitempty"` // where it would go now
+	Moving   bool   `json:"moving,omitempty"`   // it is placed elsewhere, at once or when there is room; otherwise it stays until it ends
 	Says     string `json:"says"`               // one sentence: moves there, finds no room, or stays (standalone)
 }
 
