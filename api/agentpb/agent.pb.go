@@ -196,6 +196,7 @@ type FromServer struct {
 	//	*FromServer_Pulse
 	//	*FromServer_Log
 	//	*FromServer_LogCancel
+	//	*FromServer_LogMore
 	Is            isFromServer_Is `protobuf_oneof:"is"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -292,6 +293,15 @@ func (x *FromServer) GetLogCancel() *LogCancel {
 	return nil
 }
 
+func (x *FromServer) GetLogMore() *LogMore {
+	if x != nil {
+		if x, ok := x.Is.(*FromServer_LogMore); ok {
+			return x.LogMore
+		}
+	}
+	return nil
+}
+
 type isFromServer_Is interface {
 	isFromServer_Is()
 }
@@ -320,6 +330,10 @@ type FromServer_LogCancel struct {
 	LogCancel *LogCancel `protobuf:"bytes,6,opt,name=log_cancel,json=logCancel,proto3,oneof"`
 }
 
+type FromServer_LogMore struct {
+	LogMore *LogMore `protobuf:"bytes,7,opt,name=log_more,json=logMore,proto3,oneof"`
+}
+
 func (*FromServer_Welcome) isFromServer_Is() {}
 
 func (*FromServer_Refusal) isFromServer_Is() {}
@@ -331,6 +345,8 @@ func (*FromServer_Pulse) isFromServer_Is() {}
 func (*FromServer_Log) isFromServer_Is() {}
 
 func (*FromServer_LogCancel) isFromServer_Is() {}
+
+func (*FromServer_LogMore) isFromServer_Is() {}
 
 type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -939,7 +955,8 @@ type LogRequest struct {
 	Task          string                 `protobuf:"bytes,2,opt,name=task,proto3" json:"task,omitempty"`           // name
 	Container     string                 `protobuf:"bytes,3,opt,name=container,proto3" json:"container,omitempty"` // empty: the only one
 	Follow        bool                   `protobuf:"varint,4,opt,name=follow,proto3" json:"follow,omitempty"`
-	Tail          uint32                 `protobuf:"varint,5,opt,name=tail,proto3" json:"tail,omitempty"` // lines; 0: all
+	Tail          uint32                 `protobuf:"varint,5,opt,name=tail,proto3" json:"tail,omitempty"`     // lines; 0: all
+	Window        uint64                 `protobuf:"varint,6,opt,name=window,proto3" json:"window,omitempty"` // bytes of data that may be on their way; LogMore allows more; 0: no limit
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1009,6 +1026,68 @@ func (x *LogRequest) GetTail() uint32 {
 	return 0
 }
 
+func (x *LogRequest) GetWindow() uint64 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
+// LogMore lets the agent send further bytes of a log, as they are read at the other
+// end. An agent that has sent all that it may waits, with this log alone; one that
+// sends more may find the request cancelled.
+type LogMore struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"` // more than were allowed so far
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogMore) Reset() {
+	*x = LogMore{}
+	mi := &file_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogMore) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogMore) ProtoMessage() {}
+
+func (x *LogMore) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogMore.ProtoReflect.Descriptor instead.
+func (*LogMore) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *LogMore) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *LogMore) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type LogCancel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1018,7 +1097,7 @@ type LogCancel struct {
 
 func (x *LogCancel) Reset() {
 	*x = LogCancel{}
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1030,7 +1109,7 @@ func (x *LogCancel) String() string {
 func (*LogCancel) ProtoMessage() {}
 
 func (x *LogCancel) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1043,7 +1122,7 @@ func (x *LogCancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogCancel.ProtoReflect.Descriptor instead.
 func (*LogCancel) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *LogCancel) GetId() uint64 {
@@ -1065,7 +1144,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1077,7 +1156,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1090,7 +1169,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LogChunk) GetId() uint64 {
@@ -1130,7 +1209,7 @@ const file_agent_proto_rawDesc = "" +
 	"\x05hello\x18\x01 \x01(\v2\x15.berth.agent.v1.HelloH\x00R\x05hello\x120\n" +
 	"\x06report\x18\x02 \x01(\v2\x16.berth.agent.v1.ReportH\x00R\x06report\x12,\n" +
 	"\x03log\x18\x03 \x01(\v2\x18.berth.agent.v1.LogChunkH\x00R\x03logB\x04\n" +
-	"\x02is\"\xc9\x02\n" +
+	"\x02is\"\xff\x02\n" +
 	"\n" +
 	"FromServer\x123\n" +
 	"\awelcome\x18\x01 \x01(\v2\x17.berth.agent.v1.WelcomeH\x00R\awelcome\x123\n" +
@@ -1139,7 +1218,8 @@ const file_agent_proto_rawDesc = "" +
 	"\x05pulse\x18\x04 \x01(\v2\x15.berth.agent.v1.PulseH\x00R\x05pulse\x12.\n" +
 	"\x03log\x18\x05 \x01(\v2\x1a.berth.agent.v1.LogRequestH\x00R\x03log\x12:\n" +
 	"\n" +
-	"log_cancel\x18\x06 \x01(\v2\x19.berth.agent.v1.LogCancelH\x00R\tlogCancelB\x04\n" +
+	"log_cancel\x18\x06 \x01(\v2\x19.berth.agent.v1.LogCancelH\x00R\tlogCancel\x124\n" +
+	"\blog_more\x18\a \x01(\v2\x17.berth.agent.v1.LogMoreH\x00R\alogMoreB\x04\n" +
 	"\x02is\"\xbb\x01\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
@@ -1198,14 +1278,18 @@ const file_agent_proto_rawDesc = "" +
 	"\x04Stop\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\a\n" +
-	"\x05Pulse\"z\n" +
+	"\x05Pulse\"\x92\x01\n" +
 	"\n" +
 	"LogRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04task\x18\x02 \x01(\tR\x04task\x12\x1c\n" +
 	"\tcontainer\x18\x03 \x01(\tR\tcontainer\x12\x16\n" +
 	"\x06follow\x18\x04 \x01(\bR\x06follow\x12\x12\n" +
-	"\x04tail\x18\x05 \x01(\rR\x04tail\"\x1b\n" +
+	"\x04tail\x18\x05 \x01(\rR\x04tail\x12\x16\n" +
+	"\x06window\x18\x06 \x01(\x04R\x06window\"/\n" +
+	"\aLogMore\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\x1b\n" +
 	"\tLogCancel\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"V\n" +
 	"\bLogChunk\x12\x0e\n" +
@@ -1229,7 +1313,7 @@ func file_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_agent_proto_goTypes = []any{
 	(Refusal_Code)(0),  // 0: berth.agent.v1.Refusal.Code
 	(*FromAgent)(nil),  // 1: berth.agent.v1.FromAgent
@@ -1244,30 +1328,32 @@ var file_agent_proto_goTypes = []any{
 	(*Stop)(nil),       // 10: berth.agent.v1.Stop
 	(*Pulse)(nil),      // 11: berth.agent.v1.Pulse
 	(*LogRequest)(nil), // 12: berth.agent.v1.LogRequest
-	(*LogCancel)(nil),  // 13: berth.agent.v1.LogCancel
-	(*LogChunk)(nil),   // 14: berth.agent.v1.LogChunk
+	(*LogMore)(nil),    // 13: berth.agent.v1.LogMore
+	(*LogCancel)(nil),  // 14: berth.agent.v1.LogCancel
+	(*LogChunk)(nil),   // 15: berth.agent.v1.LogChunk
 }
 var file_agent_proto_depIdxs = []int32{
 	3,  // 0: berth.agent.v1.FromAgent.hello:type_name -> berth.agent.v1.Hello
 	6,  // 1: berth.agent.v1.FromAgent.report:type_name -> berth.agent.v1.Report
-	14, // 2: berth.agent.v1.FromAgent.log:type_name -> berth.agent.v1.LogChunk
+	15, // 2: berth.agent.v1.FromAgent.log:type_name -> berth.agent.v1.LogChunk
 	4,  // 3: berth.agent.v1.FromServer.welcome:type_name -> berth.agent.v1.Welcome
 	5,  // 4: berth.agent.v1.FromServer.refusal:type_name -> berth.agent.v1.Refusal
 	8,  // 5: berth.agent.v1.FromServer.orders:type_name -> berth.agent.v1.Orders
 	11, // 6: berth.agent.v1.FromServer.pulse:type_name -> berth.agent.v1.Pulse
 	12, // 7: berth.agent.v1.FromServer.log:type_name -> berth.agent.v1.LogRequest
-	13, // 8: berth.agent.v1.FromServer.log_cancel:type_name -> berth.agent.v1.LogCancel
-	0,  // 9: berth.agent.v1.Refusal.code:type_name -> berth.agent.v1.Refusal.Code
-	7,  // 10: berth.agent.v1.Report.refused:type_name -> berth.agent.v1.Refused
-	9,  // 11: berth.agent.v1.Orders.tasks:type_name -> berth.agent.v1.Wanted
-	10, // 12: berth.agent.v1.Wanted.stop:type_name -> berth.agent.v1.Stop
-	1,  // 13: berth.agent.v1.Agents.Connect:input_type -> berth.agent.v1.FromAgent
-	2,  // 14: berth.agent.v1.Agents.Connect:output_type -> berth.agent.v1.FromServer
-	14, // [14:15] is the sub-list for method output_type
-	13, // [13:14] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	14, // 8: berth.agent.v1.FromServer.log_cancel:type_name -> berth.agent.v1.LogCancel
+	13, // 9: berth.agent.v1.FromServer.log_more:type_name -> berth.agent.v1.LogMore
+	0,  // 10: berth.agent.v1.Refusal.code:type_name -> berth.agent.v1.Refusal.Code
+	7,  // 11: berth.agent.v1.Report.refused:type_name -> berth.agent.v1.Refused
+	9,  // 12: berth.agent.v1.Orders.tasks:type_name -> berth.agent.v1.Wanted
+	10, // 13: berth.agent.v1.Wanted.stop:type_name -> berth.agent.v1.Stop
+	1,  // 14: berth.agent.v1.Agents.Connect:input_type -> berth.agent.v1.FromAgent
+	2,  // 15: berth.agent.v1.Agents.Connect:output_type -> berth.agent.v1.FromServer
+	15, // [15:16] is the sub-list for method output_type
+	14, // [14:15] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_agent_proto_init() }
@@ -1287,6 +1373,7 @@ func file_agent_proto_init() {
 		(*FromServer_Pulse)(nil),
 		(*FromServer_Log)(nil),
 		(*FromServer_LogCancel)(nil),
+		(*FromServer_LogMore)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1294,7 +1381,7 @@ func file_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_proto_rawDesc), len(file_agent_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
