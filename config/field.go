@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// field is one place in an Agent, with the rule for what may stand there.
+// field is one place in an Agent or a Server, with the rule for what may stand there.
 type field struct {
 	want string                 // the rule, in words: "a duration of at least 1s"
 	tag  string                 // of a YAML scalar: !!str, !!int, !!bool; a list or map has its own
@@ -176,6 +176,36 @@ func ports(at *[]uint16) field {
 		},
 	}
 }
+
+// texts are a list of text in YAML, and in the environment: ["a", "b"].
+func texts(at *[]string, want string, ok func(string) bool) field {
+	return field{
+		want: "a list of " + want + ", each once",
+		tag:  tagList,
+		show: func() string {
+			words := make([]string, len(*at))
+			for i, s := range *at {
+				words[i] = jsonText(s)
+			}
+			return "[" + strings.Join(words, ", ") + "]"
+		},
+		set: func(s string) bool {
+			var list []string
+			if json.Unmarshal([]byte(s), &list) != nil || list == nil {
+				return false
+			}
+			for i, item := range list {
+				if !ok(item) || slices.Contains(list[:i], item) {
+					return false
+				}
+			}
+			*at = list
+			return true
+		},
+	}
+}
+
+func jsonText(s string) string { b, _ := json.Marshal(s); return string(b) }
 
 // ECS's rule for attributes of a container instance.
 var attributeText = regexp.MustCompile(`^[a-zA-Z0-9_./:@-]([a-zA-Z0-9_./:@ -]{0,126}[a-zA-Z0-9_./:@-])?$`)

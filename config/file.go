@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -73,10 +72,10 @@ func (l *loader) section(path, prefix string, n *yaml.Node) {
 		switch {
 		case known:
 			l.fromFile(at(name), key, f, value)
-		case isSection(key):
+		case l.table.isSection(key):
 			l.section(path, key, value)
 		default:
-			l.report(at(name), key, "", "unknown setting%s", didYouMean(key, keysAndSections()))
+			l.report(at(name), key, "", "unknown setting%s", didYouMean(key, l.table.keysAndSections()))
 		}
 	}
 }
@@ -101,10 +100,14 @@ func plain(n *yaml.Node, tag string) (string, bool) {
 	case n.Kind == yaml.SequenceNode:
 		words := make([]string, len(n.Content))
 		for i, item := range n.Content {
-			if item.ShortTag() != tagNumber {
+			switch item.ShortTag() {
+			case tagNumber:
+				words[i] = item.Value
+			case tagText:
+				words[i] = jsonText(item.Value)
+			default:
 				return "", false
 			}
-			words[i] = item.Value
 		}
 		return "[" + strings.Join(words, ", ") + "]", true
 	case n.Kind == yaml.MappingNode:
@@ -135,21 +138,4 @@ func shown(n *yaml.Node) string {
 		return strconv.Quote(n.Value)
 	}
 	return n.Value
-}
-
-func isSection(key string) bool {
-	return slices.ContainsFunc(settings, func(s setting) bool { return strings.HasPrefix(s.key, key+".") })
-}
-
-func keysAndSections() []string {
-	var all []string
-	for _, s := range settings {
-		for i, r := range s.key {
-			if r == '.' && !slices.Contains(all, s.key[:i]) {
-				all = append(all, s.key[:i])
-			}
-		}
-		all = append(all, s.key)
-	}
-	return all
 }

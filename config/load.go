@@ -51,40 +51,35 @@ func (ps Problems) Error() string {
 // names over the file at path over the defaults. An empty path reads no file.
 // The error is Problems, where the file could be read at all: every one there is.
 func Load(path string, environ []string) (*Agent, []Warning, error) {
-	var data []byte
-	if path != "" {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, nil, fmt.Errorf("settings: %w", err)
-		}
-		defer f.Close()
-		data, err = io.ReadAll(io.LimitReader(f, maxFile+1))
-		if err != nil {
-			return nil, nil, fmt.Errorf("settings: %w", err)
-		}
-		if len(data) > maxFile {
-			return nil, nil, Problems{{Where: path, Rule: fmt.Sprintf("more than %d bytes", maxFile)}}
-		}
-	}
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
 	}
-	l := newLoader(host)
-	l.file(path, data)
-	l.environment(environ)
-	l.together()
+	a := defaults(host)
+	l := newLoader(bind("BERTH_", settings, a))
+	if err := l.read(path); err != nil {
+		return nil, nil, err
+	}
+	given := l.environment(environ, func(name string) bool {
+		return strings.HasPrefix(name, "BERTH_") && !strings.HasPrefix(name, serverPrefix) && !slices.Contains(notSettings, name)
+	})
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		if strings.HasPrefix(name, "ECS_") && given[name] != "" && !honoured(name) {
+			l.warnings = append(l.warnings, Warning{name, cmp.Or(notHonoured[name], "berth does not know it")})
+		}
+	}
+	l.agentTogether(a)
 	if len(l.problems) > 0 {
 		return nil, l.warnings, l.problems
 	}
-	return l.agent, l.warnings, nil
+	return a, l.warnings, nil
 }
 
 const maxFile = 1 << 20
 
-// loader sets one Agent from several sources, the weakest first.
+// loader sets one Agent or Server from several sources, the weakest first.
 type loader struct {
-	agent    *Agent
+	table    table
 	fields   map[string]field  // by key
 	from     map[string]source // by key: what set it last
 	problems Problems
@@ -94,20 +89,43 @@ type loader struct {
 // source is who set a value, for a problem that shows only later.
 type source struct{ where, key string }
 
-func newLoader(instance string) *loader {
-	l := &loader{agent: defaults(instance), fields: map[string]field{}, from: map[string]source{}}
-	for _, s := range settings {
-		l.fields[s.key] = s.at(l.agent)
+func newLoader(t table) *loader {
+	l := &loader{table: t, fields: map[string]field{}, from: map[string]source{}}
+	for _, s := range t {
+		l.fields[s.key] = s.field
 	}
 	return l
+}
+
+// read sets what the file at path says, if there is a path. An error is about
+// the file as a whole.
+func (l *loader) read(path string) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("settings: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return fmt.Errorf("settings: %w", err)
+	}
+	if len(data) > maxFile {
+		return Problems{{Where: path, Rule: fmt.Sprintf("more than %d bytes", maxFile)}}
+	}
+	l.file(path, data)
+	return nil
 }
 
 func (l *loader) report(where, key, value, rule string, args ...any) {
 	l.problems = append(l.problems, Problem{where, key, value, fmt.Sprintf(rule, args...)})
 }
 
-// environment sets ECS's names first, so that berth's own prevail.
-func (l *loader) environment(environ []string) {
+// environment sets ECS's names first, so that berth's own prevail. A name that is
+// ours must be a setting's. It returns all that is given, by name.
+func (l *loader) environment(environ []string, ours func(name string) bool) map[string]string {
 	given := map[string]string{}
 	for _, kv := range environ {
 		if name, value, ok := strings.Cut(kv, "="); ok {
@@ -115,26 +133,24 @@ func (l *loader) environment(environ []string) {
 		}
 	}
 	known := []string{}
-	for _, s := range settings {
-		known = append(known, s.env())
+	for _, s := range l.table {
+		known = append(known, s.env)
 		// ECS reads an empty variable as one that is not there.
 		if value := given[s.ecs]; s.ecs != "" && value != "" {
 			l.fromEnvironment(s.key, s.ecs, cmp.Or(ecsSays[s.ecs][value], value), value)
 		}
 	}
-	for _, s := range settings {
-		if value, ok := given[s.env()]; ok {
-			l.fromEnvironment(s.key, s.env(), value, value)
+	for _, s := range l.table {
+		if value, ok := given[s.env]; ok {
+			l.fromEnvironment(s.key, s.env, value, value)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
-		switch {
-		case strings.HasPrefix(name, "BERTH_") && !slices.Contains(known, name) && !slices.Contains(notSettings, name):
+		if ours(name) && !slices.Contains(known, name) {
 			l.report("environment", name, "", "unknown setting%s", didYouMean(name, known))
-		case strings.HasPrefix(name, "ECS_") && given[name] != "" && !honoured(name):
-			l.warnings = append(l.warnings, Warning{name, cmp.Or(notHonoured[name], "berth does not know it")})
 		}
 	}
+	return given
 }
 
 func (l *loader) fromEnvironment(key, name, text, shown string) {
@@ -150,7 +166,7 @@ func (l *loader) fromEnvironment(key, name, text, shown string) {
 var notSettings = []string{"BERTH_SOCKET", "BERTH_MPS_ORACLE"}
 
 func honoured(name string) bool {
-	return slices.ContainsFunc(settings, func(s setting) bool { return s.ecs == name })
+	return slices.ContainsFunc(settings, func(s setting[Agent]) bool { return s.ecs == name })
 }
 
 func didYouMean(name string, known []string) string {
@@ -164,9 +180,8 @@ func didYouMean(name string, known []string) string {
 // MPS's sockets in it fit into the 107 bytes of a socket's address.
 const longestPipe = 87
 
-// together are the rules over more than one setting.
-func (l *loader) together() {
-	a := l.agent
+// agentTogether are the rules over more than one setting.
+func (l *loader) agentTogether(a *Agent) {
 	pipe := a.RunDir + "/mps/GPU-00000000-0000-0000-0000-000000000000/pipe"
 	if n := len(pipe); n > longestPipe {
 		l.late("runDir", "its pipe folders' paths take %d bytes; MPS can have %d, so want at most %d here", n, longestPipe, longestPipe-(n-len(a.RunDir)))

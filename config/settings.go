@@ -1,26 +1,9 @@
 package config
 
 import (
-	"regexp"
 	"strings"
 	"time"
 )
-
-// setting is one row of the table: everything that is to say about it.
-type setting struct {
-	key string // mps.drainDeadline
-	ecs string // ECS_CONTAINER_STOP_TIMEOUT, where ECS operators have a name for it
-	say string // one sentence
-	at  func(*Agent) field
-}
-
-// env is the setting's own name in the environment: BERTH_MPS_DRAIN_DEADLINE.
-func (s setting) env() string {
-	words := humps.ReplaceAllString(strings.ReplaceAll(s.key, ".", "_"), "${1}_${2}")
-	return "BERTH_" + strings.ToUpper(words)
-}
-
-var humps = regexp.MustCompile(`([a-z])([A-Z])`)
 
 // defaults are the settings of an agent that is told nothing.
 func defaults(instance string) *Agent {
@@ -71,7 +54,7 @@ const (
 
 // settings is the table. Sections are together, and in this order they are
 // documented.
-var settings = []setting{
+var settings = []setting[Agent]{
 	{"instance", "", "Name of this agent, unique on its machine; its containers carry it in the label berth.instance. The host name unless it says.", func(a *Agent) field {
 		return matching(&a.Instance, `1 to 63 letters, digits and any of "-_."`, `[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}`)
 	}},
