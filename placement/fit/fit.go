@@ -5,7 +5,13 @@
 // the machine's numbers; nothing here is kept between calls.
 package fit
 
-import "sort"
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
 
 // Mode is how a GPU is used, in the words of ECS's GpuDevice.sharingMode.
 type Mode string
@@ -19,42 +25,62 @@ const (
 
 // GPU is one device as placement sees it.
 type GPU struct {
-	ID           string
-	Index        int // NVML's, for people
-	Mode         Mode
-	TotalMiB     int64  // allocatable
-	AllocatedMiB int64  // sum of the caps on it
-	Clients      int    // capped containers on it
-	MaxClients   int    // of the driver branch: 48, or 60 from R590
-	Closed       string // why nothing may start here now; "" when open
-	NoSharing    string // why MPS cannot run here; whole-GPU tasks still can
+	ID           string `json:"id"`
+	Index        int    `json:"index"` // NVML's, for people
+	Mode         Mode   `json:"mode"`
+	TotalMiB     int64  `json:"totalMiB"`            // allocatable
+	AllocatedMiB int64  `json:"allocatedMiB"`        // sum of the caps on it
+	Clients      int    `json:"clients"`             // capped containers on it
+	MaxClients   int    `json:"maxClients"`          // of the driver branch: 48, or 60 from R590
+	Closed       string `json:"closed,omitempty"`    // why nothing may start here now; "" when open
+	NoSharing    string `json:"noSharing,omitempty"` // why MPS cannot run here; whole-GPU tasks still can
+	Trust        string `json:"trust,omitempty"`     // domain of the tasks that share it, while any do
 }
 
-// Port is one host port.
+// Port is one host port. Its text is 80/tcp.
 type Port struct {
 	Number   int
 	Protocol string // tcp or udp
 }
 
+// MarshalText implements encoding.TextMarshaler.
+func (p Port) MarshalText() ([]byte, error) {
+	return fmt.Appendf(nil, "%d/%s", p.Number, p.Protocol), nil
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (p *Port) UnmarshalText(text []byte) error {
+	number, protocol, ok := strings.Cut(string(text), "/")
+	n, err := strconv.Atoi(number)
+	if !ok || err != nil {
+		return fmt.Errorf("port %q: want number/protocol, such as 80/tcp", text)
+	}
+	*p = Port{Number: n, Protocol: protocol}
+	return nil
+}
+
 // Machine is what one machine has left.
 type Machine struct {
-	GPUs      []GPU
-	CPU       int64         // free ECS CPU units (1024 are one vCPU)
-	MemoryMiB int64         // free host memory
-	Ports     map[Port]bool // taken
+	GPUs      []GPU         `json:"gpus,omitempty"`
+	CPU       int64         `json:"cpu"`             // free ECS CPU units (1024 are one vCPU)
+	MemoryMiB int64         `json:"memoryMiB"`       // free host memory
+	Ports     map[Port]bool `json:"ports,omitempty"` // taken
 }
 
 // Demand is what one task asks for. A task shares one GPU, or has whole ones,
 // or has none: GPUMemoryMiB and WholeGPUs are never both set.
 type Demand struct {
-	CPU          int64
-	MemoryMiB    int64
-	Ports        []Port
-	GPUMemoryMiB int64 // sum of its containers' caps on one shared GPU
-	Clients      int   // capped containers
-	WholeGPUs    int
-	AllGPUs      bool // every GPU of the machine, all idle
+	CPU          int64  `json:"cpu"`
+	MemoryMiB    int64  `json:"memoryMiB"`
+	Ports        []Port `json:"ports,omitempty"`
+	GPUMemoryMiB int64  `json:"gpuMemoryMiB,omitempty"` // sum of its containers' caps on one shared GPU
+	Clients      int    `json:"clients,omitempty"`      // capped containers
+	WholeGPUs    int    `json:"wholeGPUs,omitempty"`
+	AllGPUs      bool   `json:"allGPUs,omitempty"` // every GPU of the machine, all idle
+	Trust        string `json:"trust,omitempty"`   // its trust domain: it shares a GPU only with tasks of the same one
 }
+
+func (d Demand) gpu() bool { return d.GPUMemoryMiB > 0 || d.WholeGPUs > 0 || d.AllGPUs }
 
 // Place returns the GPUs for the demand (none for a task without one), or the
 // reasons why the machine cannot take it now: those of the machine itself
@@ -86,6 +112,7 @@ func Place(m Machine, d Demand) ([]string, []Reason) {
 	return nil, reasons
 }
 
+// lacks is what the machine itself has too little of, in the order of the codes.
 func (m Machine) lacks(d Demand) []Reason {
 	var out []Reason
 	if d.CPU > m.CPU {
@@ -99,96 +126,121 @@ func (m Machine) lacks(d Demand) []Reason {
 			out = append(out, Reason{Code: PortTaken, Port: p})
 		}
 	}
-	if (d.GPUMemoryMiB > 0 || d.WholeGPUs > 0 || d.AllGPUs) && len(m.GPUs) == 0 {
+	if d.gpu() && len(m.GPUs) == 0 {
 		out = append(out, Reason{Code: NoGPU})
 	}
 	return out
 }
 
 func (m Machine) share(d Demand) (string, []Reason) {
-	var best *GPU
+	if best := m.bestShare(d); best != nil {
+		return best.ID, nil
+	}
 	var why []Reason
 	for i := range m.GPUs {
+		r, _ := m.GPUs[i].takesShare(d)
+		why = append(why, r)
+	}
+	return "", why
+}
+
+// bestShare is the GPU that a shared demand goes to, or nil.
+func (m Machine) bestShare(d Demand) *GPU {
+	var best *GPU
+	for i := range m.GPUs {
 		g := &m.GPUs[i]
-		if r, ok := g.takesShare(d); !ok {
-			why = append(why, r)
-			continue
-		}
-		if best == nil || g.before(best) {
+		if _, ok := g.takesShare(d); ok && (best == nil || g.compare(best) < 0) {
 			best = g
 		}
 	}
-	if best == nil {
-		return "", why
-	}
-	return best.ID, nil
+	return best
 }
 
-// before orders GPUs that both fit: less memory left first.
-func (g *GPU) before(o *GPU) bool {
-	if g.free() != o.free() {
-		return g.free() < o.free()
+// compare orders GPUs that both fit: less memory left first, then one that is
+// shared already, then the lower index.
+func (g *GPU) compare(o *GPU) int {
+	if c := g.compareShare(o); c != 0 {
+		return c
 	}
-	if (g.Mode == MPS) != (o.Mode == MPS) {
-		return g.Mode == MPS
+	return cmp.Compare(g.Index, o.Index)
+}
+
+func (g *GPU) compareShare(o *GPU) int {
+	if c := cmp.Compare(g.free(), o.free()); c != 0 || (g.Mode == MPS) == (o.Mode == MPS) {
+		return c
 	}
-	return g.Index < o.Index
+	if g.Mode == MPS {
+		return -1
+	}
+	return 1
 }
 
 func (g *GPU) free() int64 { return g.TotalMiB - g.AllocatedMiB }
 
+// takesShare asks for being open last: a GPU that is said to be closed would take
+// the task if it were open.
 func (g *GPU) takesShare(d Demand) (Reason, bool) {
-	r := Reason{GPU: g.ID, Index: g.Index, Want: d.GPUMemoryMiB, Have: g.free()}
 	switch {
 	case g.NoSharing != "":
-		r.Code, r.Detail = NoSharing, g.NoSharing
+		return g.why(NoSharing, g.NoSharing, 0, 0), false
 	case g.Mode == Dedicated:
-		r.Code = InDedicatedUse
+		return g.why(InDedicatedUse, "", d.GPUMemoryMiB, 0), false
 	case d.GPUMemoryMiB > g.TotalMiB:
-		r.Code, r.Have = LargerThanGPU, g.TotalMiB
+		return g.why(LargerThanGPU, "", d.GPUMemoryMiB, g.TotalMiB), false
+	case g.Mode == MPS && g.Trust != d.Trust:
+		return g.why(TrustDomain, g.Trust, 0, 0), false
 	case d.GPUMemoryMiB > g.free():
-		r.Code = GPUMemory
+		return g.why(GPUMemory, "", d.GPUMemoryMiB, g.free()), false
 	case g.Clients+d.Clients > g.MaxClients:
-		r.Code, r.Want, r.Have = ClientLimit, int64(d.Clients), int64(g.MaxClients-g.Clients)
+		return g.why(ClientLimit, "", int64(d.Clients), int64(g.MaxClients-g.Clients)), false
 	case g.Closed != "":
-		r.Code, r.Detail = Closed, g.Closed
-	default:
-		return Reason{}, true
+		return g.why(Closed, g.Closed, 0, 0), false
 	}
-	return r, false
+	return Reason{}, true
+}
+
+func (g *GPU) why(code Code, detail string, want, have int64) Reason {
+	return Reason{Code: code, GPU: g.ID, Index: g.Index, Want: want, Have: have, Detail: detail}
+}
+
+// takesWhole says whether the GPU is idle and open.
+func (g *GPU) takesWhole(want int) (Reason, bool) {
+	switch {
+	case g.Mode == MPS:
+		return g.why(InSharedUse, "", int64(want), int64(g.Clients)), false
+	case g.Mode == Dedicated:
+		return g.why(InDedicatedUse, "", int64(want), 0), false
+	case g.Closed != "":
+		return g.why(Closed, g.Closed, 0, 0), false
+	}
+	return Reason{}, true
+}
+
+// wholes is how many GPUs are wanted here.
+func (m Machine) wholes(d Demand) int {
+	if d.AllGPUs {
+		return len(m.GPUs)
+	}
+	return d.WholeGPUs
 }
 
 func (m Machine) whole(d Demand) ([]string, []Reason) {
-	want := d.WholeGPUs
-	if d.AllGPUs {
-		want = len(m.GPUs)
-	}
+	want := m.wholes(d)
 	var free []*GPU
 	var why []Reason
 	for i := range m.GPUs {
 		g := &m.GPUs[i]
-		r := Reason{GPU: g.ID, Index: g.Index, Want: int64(want)}
-		switch {
-		case g.Mode == MPS:
-			r.Code, r.Have = InSharedUse, int64(g.Clients)
-		case g.Mode == Dedicated:
-			r.Code = InDedicatedUse
-		case g.Closed != "":
-			r.Code, r.Detail = Closed, g.Closed
-		default:
-			free = append(free, g)
+		if r, ok := g.takesWhole(want); !ok {
+			why = append(why, r)
 			continue
 		}
-		why = append(why, r)
+		free = append(free, g)
 	}
 	if len(free) < want || want == 0 {
 		return nil, append([]Reason{{Code: TooFewGPUs, Want: int64(want), Have: int64(len(free))}}, why...)
 	}
-	sort.SliceStable(free, func(i, j int) bool {
-		if free[i].TotalMiB != free[j].TotalMiB {
-			return free[i].TotalMiB < free[j].TotalMiB
-		}
-		return free[i].Index < free[j].Index
+	slices.SortFunc(free, func(a, b *GPU) int {
+		return cmp.Or(cmp.Compare(a.TotalMiB, b.TotalMiB), cmp.Compare(a.Index, b.Index))
 	})
 	ids := make([]string, want)
 	for i := range ids {
