@@ -19,11 +19,19 @@ type Agent struct {
 	TrustDomain    string // who may share a GPU: cluster
 	Attributes     map[string]string
 
+	Server   Upstream
 	Docker   Docker
 	GPU      GPU
 	MPS      MPS
 	Task     Task
 	Reserved Reserved
+}
+
+// Upstream is the placement server that the agent streams to.
+type Upstream struct {
+	Address   []string // host:port or unix:/path, tried in turn; none: the task folder is the source
+	CA        string   // file of the certificates that the server's is checked against; "" for plain text
+	Cert, Key string   // files of the agent's own
 }
 
 // Docker is how the agent uses the engine.

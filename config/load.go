@@ -192,6 +192,11 @@ func (l *loader) agentTogether(a *Agent) {
 	if strings.HasPrefix(a.StateDir+"/", a.RunDir+"/") {
 		l.late("stateDir", "lies in runDir, %s, which a reboot empties", a.RunDir)
 	}
+	if s := a.Server; (s.Cert == "") != (s.Key == "") {
+		l.late("server.cert", "server.key is %q; give both or neither", s.Key)
+	} else if i := slices.IndexFunc(s.Address, func(at string) bool { return !isLocal(at) }); i >= 0 && (s.CA == "" || s.Cert == "") {
+		l.late("server.address", "%s is reached over a network, where both sides must prove who they are; set server.ca, server.cert and server.key, or name a unix: socket or a loopback address", s.Address[i])
+	}
 }
 
 // late reports about a value that was right by itself.

@@ -18,6 +18,7 @@ func defaults(instance string) *Agent {
 		LogLevel:       "info",
 		TrustDomain:    "cluster",
 		Attributes:     map[string]string{},
+		Server:         Upstream{Address: []string{}},
 		Docker: Docker{
 			Host:              "unix:///var/run/docker.sock",
 			Runtime:           RuntimeAuto,
@@ -69,6 +70,13 @@ var settings = []setting[Agent]{
 	{"metricsAddress", "", "Where Prometheus reads /metrics; the local socket serves it too.", func(a *Agent) field { return loopback(&a.MetricsAddress) }},
 	{"logLevel", "ECS_LOGLEVEL", "How much is logged.", func(a *Agent) field { return word(&a.LogLevel, "debug", "info", "warn", "error") }},
 	{"trustDomain", "", "Which tasks may share a GPU: those of one cluster.", func(a *Agent) field { return word(&a.TrustDomain, "cluster") }},
+
+	{"server.address", "", "The placement server to stream to: a list, tried in turn. Empty: there is none, and what is wanted here lies in taskDir, which is not read otherwise.", func(a *Agent) field {
+		return texts(&a.Server.Address, "host:port, or unix: and an absolute path", isListen)
+	}},
+	{"server.ca", "", "File of the certificates (PEM) that the server's is checked against. An address that is not loopback or unix: needs it, with server.cert and server.key; without it nothing is encrypted.", func(a *Agent) field { return optionalPath(&a.Server.CA) }},
+	{"server.cert", "", "File of the agent's own certificate, which it shows to the server.", func(a *Agent) field { return optionalPath(&a.Server.Cert) }},
+	{"server.key", "", "File of that certificate's key.", func(a *Agent) field { return optionalPath(&a.Server.Key) }},
 
 	{"docker.host", "", "Docker's socket.", func(a *Agent) field {
 		return text(&a.Docker.Host, "unix:// and an absolute path", func(s string) bool {
