@@ -10,6 +10,7 @@ import (
 
 	"github.com/berth-gpu/berth/agent/engine"
 	"github.com/berth-gpu/berth/agent/state"
+	"github.com/berth-gpu/berth/api"
 )
 
 // load takes over what an earlier agent left: its tasks, item by item, with what
@@ -19,6 +20,9 @@ func (a *Agent) load(ctx context.Context) error {
 	a.tasks, a.strangers = map[string]*task{}, map[string]bool{}
 	rebooted, err := a.store.Begin(a.settings.Instance, a.bootID)
 	if err != nil {
+		return err
+	}
+	if err := a.loadServer(); err != nil {
 		return err
 	}
 	records, aside, err := a.store.Tasks()
@@ -37,7 +41,7 @@ func (a *Agent) load(ctx context.Context) error {
 		if err != nil {
 			a.log.Error("a stored task's definition is not valid any more; its containers are removed",
 				zap.String("task", rec.ID), zap.Error(err))
-			if err := a.store.DeleteTask(rec.ID); err != nil {
+			if err := a.store.Forget(rec); err != nil {
 				return err
 			}
 			continue
@@ -79,7 +83,7 @@ func (a *Agent) load(ctx context.Context) error {
 
 // void ends a task of an earlier boot: its containers ended with that boot.
 func void(rec *state.Task, now time.Time) {
-	end(rec, now, "InfrastructureHealth", "the machine was rebooted")
+	end(rec, now, api.StopInfrastructure, "the machine was rebooted")
 	rec.StoppedByAgent, rec.Stopped = true, now
 	for i := range rec.Containers {
 		rec.Containers[i].Done = true

@@ -1,8 +1,8 @@
 // Package agent is the daemon of one GPU machine: it makes running containers
 // out of wanted tasks, and holds the GPUs that they share.
 //
-// It never chooses a GPU: a wanted task comes from a source that has chosen. It
-// keeps its own books all the same and refuses what they cannot bear. Docker's
+// It never chooses a GPU: a wanted task comes from a source that has chosen, a folder
+// or a placement server (package stream). It keeps its own books all the same and refuses what they cannot bear. Docker's
 // list is the truth about containers, its events are hints; a change is on disk
 // before it is acted on, so the agent may be killed at any line: the next one
 // adopts every container and MPS daemon that runs and restarts none. It touches
@@ -44,6 +44,14 @@ type Wanted struct {
 	Hash       string          // of the definition as it was given
 	Definition json.RawMessage // as RegisterTaskDefinition takes it
 	GPUs       []string        // uuids, in the order in which containers get them
+	StopAfter  time.Duration   // the placement server not heard for this long: the agent ends the task itself; 0: never
+	Stop       *Stop           // set: it is to end, and stays wanted; the first reason given is kept
+}
+
+// Stop is how a source wants a task ended.
+type Stop struct {
+	Code   string // api.StopUserInitiated...
+	Reason string
 }
 
 // Order is everything that a source wants of this machine now. What is not in
@@ -52,7 +60,17 @@ type Order struct {
 	Tasks    []Wanted
 	Waiting  []api.Waiting
 	Problems []api.BadInput
+
+	// Fleet says that it is a placement server's: each name is one start's alone and
+	// generations are the whole fleet's; a start that was refused stays refused while
+	// it is in the order; and what is not in it any more can be read until its
+	// cleanup, where a folder's is removed once it has stopped.
+	Fleet bool
+	Term  uint64 // of the leadership that ordered it; one lower than was obeyed before is refused
 }
+
+// ErrOldTerm refuses an order of a leader that has been succeeded.
+var ErrOldTerm = errors.New("an order of an older leadership term")
 
 // Agent is the daemon.
 type Agent struct {
@@ -67,6 +85,7 @@ type Agent struct {
 	nvml    *gpu.NVML // nil without a driver
 	noNVML  error     // why
 
+	agentID string
 	bootID  string
 	ec2     string
 	started time.Time
@@ -77,6 +96,9 @@ type Agent struct {
 	resample chan struct{} // sample the GPUs now
 	view     atomic.Pointer[View]
 	changed  notifier
+	term     atomic.Uint64 // highest obeyed, as it is stored
+	link     atomic.Pointer[Link]
+	contact  contact
 
 	loop // owned by Run's goroutine
 }
@@ -228,9 +250,10 @@ func call[T any](ctx context.Context, a *Agent, f func() (T, error)) (T, error) 
 func (a *Agent) NextGeneration() (uint64, error) { return a.store.NextGeneration() }
 
 // Want replaces what the source wants. Each wanted task that cannot be taken is
-// in the map, by name, with its reason; the others are stored when Want returns.
+// in the map, by name, with its reason; the others are stored when Want returns. On
+// an error nothing can be relied on but what the view shows.
 func (a *Agent) Want(ctx context.Context, o Order) (map[string]string, error) {
-	return call(ctx, a, func() (map[string]string, error) { return a.want(o), nil })
+	return call(ctx, a, func() (map[string]string, error) { return a.want(o) })
 }
 
 // Stop ends one task, named by the start of its id. It answers once that is stored.
@@ -238,7 +261,7 @@ func (a *Agent) Stop(ctx context.Context, id, reason string) error {
 	_, err := call(ctx, a, func() (none struct{}, err error) {
 		t, err := a.find(id)
 		if err == nil {
-			a.endTask(t, "UserInitiated", reason, false)
+			a.endTask(t, api.StopUserInitiated, reason, false)
 		}
 		return none, err
 	})
@@ -272,8 +295,7 @@ func (n *notifier) wake() {
 // View is the agent's last published state.
 func (a *Agent) View() *View { return a.view.Load() }
 
-// Changed is closed when what the view says to sources, Standing and Room, is
-// not what it was any more.
+// Changed is closed when the view is not what it was any more.
 func (a *Agent) Changed() <-chan struct{} { return a.changed.wait() }
 
 func clientDir(s *config.Agent, uuid string) string {

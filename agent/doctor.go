@@ -23,7 +23,7 @@ func (a *Agent) Doctor(ctx context.Context) []api.Check {
 	checks := a.checkDriver(ctx)
 	checks = append(checks, a.checkMPS(ctx)...)
 	checks = append(checks, a.checkDocker(ctx)...)
-	checks = append(checks, a.checkCgroup())
+	checks = append(checks, a.checkCgroup(), a.checkServer())
 	return append(checks, a.checkFolders()...)
 }
 

@@ -337,10 +337,11 @@ func (a *Agent) terminateClients(ctx context.Context, j job, id string) {
 
 // forget removes what a stopped task left: containers, volumes, cgroup, record.
 // What fails is tried again with the next list.
-func (a *Agent) forget(id string) {
+func (a *Agent) forget(rec state.Task) {
+	id := rec.ID
 	err := a.remove(a.ctx, id)
 	if err == nil {
-		err = a.store.DeleteTask(id)
+		err = a.store.Forget(&rec)
 	}
 	a.post(func() {
 		t := a.tasks[id]

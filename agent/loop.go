@@ -31,7 +31,9 @@ type loop struct {
 	unreadable []string // GPUs that NVML counts and cannot read
 	capacity   capacity
 	order      Order
-	after      []func() // run when the round is over
+	refused    map[string]refusal // of the placement server's newest order, by name
+	heardAt    time.Duration      // since boot: when the placement server was heard, as it is stored
+	after      []func()           // run when the round is over
 
 	listDue   bool
 	listing   bool
@@ -108,6 +110,7 @@ func (a *Agent) round(now time.Time) {
 	a.readHolders()
 	a.missing()
 	a.drain(now)
+	a.cutOff()
 	// 3. Each task's next record and actions.
 	type decided struct {
 		t    *task
@@ -172,8 +175,8 @@ func (a *Agent) begin(t *task, act action) {
 	case verbForget:
 		if !t.forgetting {
 			t.forgetting = true
-			id := t.rec.ID
-			a.owned.Go(func() { a.forget(id) })
+			rec := t.rec
+			a.owned.Go(func() { a.forget(rec) })
 		}
 	case verbLaunch:
 		job, err := a.job(t, act.container)
@@ -222,7 +225,7 @@ func (a *Agent) launched(t *task, name string, got outcome) {
 	case got.err == nil:
 		t.waits, t.refusals, t.retryAt = "", 0, time.Time{}
 	case got.killed:
-		a.endTask(t, "InfrastructureHealth", got.err.Error(), true)
+		a.endTask(t, api.StopInfrastructure, got.err.Error(), true)
 	case t.rec.Desired == api.StatusStopped: // cancelled; what it left behind is stopped next
 	case got.refused || a.ctx.Err() != nil:
 		t.waits = got.err.Error()
@@ -265,7 +268,12 @@ func (a *Agent) endTask(t *task, code, reason string, byAgent bool) {
 }
 
 // want is Want in the loop: accept what is new, let go of what is not there.
-func (a *Agent) want(o Order) map[string]string {
+func (a *Agent) want(o Order) (map[string]string, error) {
+	if o.Fleet {
+		if err := a.obey(o); err != nil {
+			return nil, err
+		}
+	}
 	refused := map[string]string{}
 	wanted := map[string]Wanted{}
 	for _, w := range o.Tasks {
@@ -278,24 +286,46 @@ func (a *Agent) want(o Order) map[string]string {
 	for _, t := range a.tasks {
 		w, ok := wanted[t.rec.Name]
 		if ok && w.Generation == t.rec.Generation {
+			t.rec.StopAfter = w.StopAfter
+			if w.Stop != nil {
+				a.endTask(t, w.Stop.Code, w.Stop.Reason, false)
+			}
 			continue
 		}
 		// Where another start of the same name is to come, what this one leaves
 		// can be read until its cleanup.
-		t.rec.Released = !ok && !waiting[t.rec.Name]
-		a.endTask(t, "UserInitiated", "no longer wanted by its source", false)
+		t.rec.Released = !o.Fleet && !ok && !waiting[t.rec.Name]
+		a.endTask(t, api.StopUserInitiated, "no longer wanted by its source", false)
 	}
+	was := a.refused
+	a.refused = map[string]refusal{}
 	for _, w := range o.Tasks {
-		if why := a.accept(w); why != "" {
-			refused[w.Name] = why
+		why := ""
+		if r, ok := was[w.Name]; ok && r.generation == w.Generation {
+			why = r.why
+		} else {
+			why = a.accept(w, o.Fleet)
+		}
+		if why == "" {
+			continue
+		}
+		refused[w.Name] = why
+		if o.Fleet {
+			a.refused[w.Name] = refusal{w.Generation, why}
 		}
 	}
 	a.order = o
-	return refused
+	return refused, nil
+}
+
+// refusal is why a start was not taken.
+type refusal struct {
+	generation uint64
+	why        string
 }
 
 // accept takes one wanted task into the books and the store, or says why not.
-func (a *Agent) accept(w Wanted) string {
+func (a *Agent) accept(w Wanted, fleet bool) string {
 	id := taskID(a.settings.Instance, w.Name, w.Generation)
 	if _, known := a.tasks[id]; known {
 		return ""
@@ -304,14 +334,26 @@ func (a *Agent) accept(w Wanted) string {
 	if err != nil {
 		return err.Error()
 	}
-	if w.Generation <= last {
+	if fleet {
+		floor, err := a.store.Floor()
+		if err != nil {
+			return err.Error()
+		}
+		last = max(last, floor)
+	}
+	switch {
+	case w.Generation <= last:
 		return fmt.Sprintf("generation: %d was given, %d has been started already; an older start is refused", w.Generation, last)
+	case w.Stop != nil:
+		return "stop: the task is to end and was never started here"
+	case len(w.Definition) == 0:
+		return "definition: none was given, and this start is not known here"
 	}
 	def, err := a.rules.Parse(w.Definition)
 	if err != nil {
 		return err.Error()
 	}
-	t := newTask(state.Task{ID: id, Name: w.Name, Hash: w.Hash, Generation: w.Generation, Definition: w.Definition, GPUs: w.GPUs,
+	t := newTask(state.Task{ID: id, Name: w.Name, Hash: w.Hash, Generation: w.Generation, Definition: w.Definition, GPUs: w.GPUs, Fleet: fleet, StopAfter: w.StopAfter,
 		Desired: api.StatusRunning, Accepted: time.Now()}, def)
 	for _, c := range def.ContainerDefinitions {
 		t.rec.Containers = append(t.rec.Containers, state.Container{Name: *c.Name})

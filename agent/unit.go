@@ -12,6 +12,7 @@ import (
 
 	"github.com/berth-gpu/berth/agent/gpu"
 	"github.com/berth-gpu/berth/agent/state"
+	"github.com/berth-gpu/berth/api"
 	"github.com/berth-gpu/berth/config"
 	"github.com/berth-gpu/berth/mps"
 )
@@ -63,6 +64,20 @@ func (u *unit) closed() string {
 	return ""
 }
 
+// standing is the GPU's towards placement, and why where it is not OPEN.
+func (u *unit) standing() (standing, reason string) {
+	why := u.closed()
+	switch {
+	case why == "":
+		return api.GPUOpen, ""
+	case u.lost || u.broken != "" || u.status.State == mps.PhaseQuarantined:
+		return api.GPUFailed, why
+	case u.status.State == mps.PhaseDraining:
+		return api.GPUDraining, why
+	}
+	return api.GPUClosed, why
+}
+
 // loss is why and since when the GPU is lost to the tasks that run on it. A
 // quarantined one has no more tasks that run, and those that wait for it to be
 // held would wait for ever: its loss is as old as time.
@@ -98,7 +113,7 @@ func (a *Agent) drain(now time.Time) {
 			// before the supervisor has seen it in FAULT.
 			for _, t := range a.inOrder() {
 				if t.shared() && slices.Contains(t.rec.GPUs, u.dev.UUID) && fellWithGPU(&t.rec, u.faultAt) {
-					t.rec.StopCode, t.rec.StoppedByAgent = "InfrastructureHealth", true
+					t.rec.StopCode, t.rec.StoppedByAgent = api.StopInfrastructure, true
 					t.rec.StoppedReason = fmt.Sprintf("a fatal fault of one client ended all clients of GPU %s", u.dev.UUID)
 				}
 			}
@@ -112,10 +127,10 @@ func (a *Agent) drain(now time.Time) {
 				continue
 			}
 			if fellWithGPU(&t.rec, since) {
-				t.rec.StopCode, t.rec.StoppedReason, t.rec.StoppedByAgent = "InfrastructureHealth", why, true
+				t.rec.StopCode, t.rec.StoppedReason, t.rec.StoppedByAgent = api.StopInfrastructure, why, true
 			}
 			if overdue(a.settings.MPS, u.status.Cause, since, now) && (u.lost || u.broken != "" || t.shared()) {
-				a.endTask(t, "InfrastructureHealth", why, true)
+				a.endTask(t, api.StopInfrastructure, why, true)
 			}
 		}
 	}
@@ -127,7 +142,7 @@ func (a *Agent) missing() {
 	for _, t := range a.tasks {
 		for _, id := range t.rec.GPUs {
 			if a.unit(id) == nil && t.rec.Started.IsZero() {
-				a.endTask(t, "InfrastructureHealth", fmt.Sprintf("GPU %s is not in this machine any more", id), true)
+				a.endTask(t, api.StopInfrastructure, fmt.Sprintf("GPU %s is not in this machine any more", id), true)
 			}
 		}
 	}
@@ -142,7 +157,7 @@ const aroundLoss = 10 * time.Second
 // lost: most programs end when their CUDA context is gone. That is the GPU's
 // doing, not the task's.
 func fellWithGPU(rec *state.Task, since time.Time) bool {
-	if rec.StopCode != "EssentialContainerExited" || rec.StoppedByAgent || since.Unix() == 0 {
+	if rec.StopCode != api.StopEssentialExited || rec.StoppedByAgent || since.Unix() == 0 {
 		return false
 	}
 	return slices.ContainsFunc(rec.Containers, func(c state.Container) bool {
@@ -235,6 +250,7 @@ func (a *Agent) hooks(u *unit) mps.Hooks {
 	uuid := u.dev.UUID
 	gone := func(err error) error {
 		if errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrUnknownGPU) {
+			a.sampleNow() // the loop is told by the sample
 			return fmt.Errorf("%w: %w", mps.ErrGPUGone, err)
 		}
 		return err
@@ -279,10 +295,15 @@ func (a *Agent) readHolders() {
 		if u.status.State == mps.PhaseHeld || u.status.State == mps.PhaseDedicated {
 			a.retryNow(u.dev.UUID)
 		}
-		select { // who uses the GPU now matters most when its daemon has just been lost
-		case a.resample <- struct{}{}:
-		default:
-		}
+		a.sampleNow() // who uses the GPU now matters most when its daemon has just been lost
+	}
+}
+
+// sampleNow has the GPUs sampled at once. It never blocks.
+func (a *Agent) sampleNow() {
+	select {
+	case a.resample <- struct{}{}:
+	default:
 	}
 }
 

@@ -65,11 +65,20 @@ func (a *Agent) publish(now time.Time) {
 	})
 	in := &v.Instance
 	*in = api.Instance{
-		Name: a.settings.Instance, Cluster: a.settings.Cluster, Version: a.version, Status: "ACTIVE", BootID: a.bootID,
+		Name: a.settings.Instance, Cluster: a.settings.Cluster, Version: a.version, AgentID: a.agentID, Status: api.InstanceActive, Connected: true, BootID: a.bootID,
 		StartedAt: a.started, EC2InstanceID: a.ec2, Attributes: a.settings.Attributes,
 		Registered: api.Resources{CPU: a.capacity.cpu, MemoryMiB: a.capacity.memoryMiB},
 		Remaining:  api.Resources{CPU: books.freeCPU, MemoryMiB: books.freeMemoryMiB},
 		Waiting:    a.order.Waiting, Problems: a.order.Problems,
+	}
+	for _, p := range a.capacity.ports {
+		in.ReservedPorts = append(in.ReservedPorts, api.Port{Number: p.Host, Protocol: p.Protocol})
+	}
+	if l := a.link.Load(); l != nil {
+		in.Connected = l.Connected
+		if l.Refused {
+			in.Problems = append(slices.Clone(in.Problems), api.BadInput{Name: "server", Problems: []string{l.Says}})
+		}
 	}
 	tasks := a.inOrder()
 	slices.Reverse(tasks)
@@ -89,7 +98,7 @@ func (a *Agent) publish(now time.Time) {
 	a.health = healthcheck.Machine(a.health, a.checks(), now)
 	in.Health = a.health
 	old := a.view.Swap(v)
-	if old == nil || !reflect.DeepEqual(old.Standing, v.Standing) || !reflect.DeepEqual(old.Room, v.Room) {
+	if old == nil || !reflect.DeepEqual(old, v) {
 		a.changed.wake()
 	}
 }
@@ -98,7 +107,7 @@ func (a *Agent) showTask(t *task) api.Task {
 	out := api.Task{
 		ID: t.rec.ID, Name: t.rec.Name, Family: *t.def.Family, Generation: t.rec.Generation, LastStatus: status(&t.rec), DesiredStatus: t.rec.Desired,
 		StopCode: t.rec.StopCode, StoppedReason: t.rec.StoppedReason, GPUIDs: t.rec.GPUs, CreatedAt: t.rec.Accepted,
-		StartedAt: timeOrNil(t.rec.Started), StoppedAt: timeOrNil(t.rec.Stopped),
+		StartedAt: timeOrNil(t.rec.Started), StoppedAt: timeOrNil(t.rec.Stopped), Infrastructure: t.rec.StoppedByAgent,
 	}
 	if out.LastStatus == api.StatusPending || out.LastStatus == api.StatusDeactivating {
 		out.Reason = t.waits
@@ -132,11 +141,12 @@ func (a *Agent) showGPU(u *unit, acc account, tasks []*task) api.GPU {
 		ID: u.dev.UUID, SharingMode: acc.mode, TotalMemoryInMiB: acc.allocatableMiB, RemainingMemoryInMiB: acc.allocatableMiB - acc.allocatedMiB,
 		ContainerCount: acc.clients, Index: u.dev.Index, Name: u.dev.Name, UsedMemoryInMiB: u.sample.Usage.UsedMiB,
 		UtilizationPct: max(0, u.sample.Usage.GPUPercent), ComputeMode: mode(u.sample, u.sampleErr),
-		Held: u.held(), Since: u.status.Since, Slices: []api.Slice{},
+		MaxClients: acc.maxClients, NoSharing: u.noSharing, Held: u.held(), Since: u.status.Since, Slices: []api.Slice{},
 		MPS: api.MPS{State: string(u.status.State), Reason: u.status.Reason, DaemonPID: u.status.DaemonPID, ServerPID: u.status.ServerPID,
 			Restarts: u.status.Restarts, Failures: u.status.Failures, Budget: u.status.Budget, SingleUID: u.status.SingleUID,
 			PipeDirectory: mps.Dirs{Run: a.settings.RunDir, UUID: u.dev.UUID}.Pipe()},
 	}
+	g.Standing, g.StandingReason = u.standing()
 	if !g.Held {
 		g.HeldReason = u.notHeld()
 	}

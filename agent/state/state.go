@@ -1,5 +1,6 @@
 // Package state keeps what must survive a crash of the agent: its tasks, the
-// generations it has seen, and one record per GPU.
+// generations it has seen, one record per GPU, and what stands between it and a
+// placement server.
 //
 // Every Put is on disk when it returns (bbolt syncs each transaction), so the
 // agent stores a change before it acts on it and may be killed between any two
@@ -48,6 +49,8 @@ type Task struct {
 	Generation uint64          `json:"generation"`
 	Definition json.RawMessage `json:"definition"`
 	GPUs       []string        `json:"gpus,omitempty"`
+	Fleet      bool            `json:"fleet,omitempty"`     // a placement server's: the name is this start's alone, the generation the fleet's
+	StopAfter  time.Duration   `json:"stopAfter,omitempty"` // the server not heard for this long: the agent ends it; 0: never
 
 	Desired        string    `json:"desired"` // RUNNING or STOPPED
 	StopCode       string    `json:"stopCode,omitempty"`
@@ -143,6 +146,11 @@ func (s *Store) Begin(instance, bootID string) (rebooted bool, err error) {
 		}
 		old := string(meta.Get(keyBootID))
 		rebooted = old != "" && old != bootID
+		if rebooted {
+			if err := meta.Delete(keyHeard); err != nil { // it counts from the boot
+				return err
+			}
+		}
 		if err := meta.Put(keyInstance, []byte(instance)); err != nil {
 			return err
 		}
@@ -204,10 +212,18 @@ func (s *Store) PutTasks(tasks ...*Task) error {
 	})
 }
 
-// DeleteTask forgets a task; its name's generation stays.
-func (s *Store) DeleteTask(id string) error {
+// Forget removes a task's record. Of a folder's task the name's generation stays; a
+// placement server's names never come again, so one number stands for all of them:
+// see [Store.Floor].
+func (s *Store) Forget(t *Task) error {
 	return s.db.Update(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketTasks).Delete([]byte(id))
+		if err := tx.Bucket(bucketTasks).Delete([]byte(t.ID)); err != nil || !t.Fleet {
+			return err
+		}
+		if err := tx.Bucket(bucketGenerations).Delete([]byte(t.Name)); err != nil {
+			return err
+		}
+		return raise(tx, keyFloor, t.Generation)
 	})
 }
 

@@ -39,7 +39,7 @@ func TestTasksSurvive(t *testing.T) {
 	if err != nil || len(aside) != 0 || len(tasks) != 2 || tasks[0].ID != "a" || tasks[1].ID != "b" {
 		t.Fatalf("got %v, aside %v, %v", tasks, aside, err)
 	}
-	if err := s.DeleteTask("b"); err != nil {
+	if err := s.Forget(tasks[1]); err != nil {
 		t.Fatal(err)
 	}
 	if g, _ := s.LastGeneration("two"); g != 2 {
