@@ -44,6 +44,7 @@ type Service struct {
 	Deleted           bool          `json:"deleted,omitempty"`   // its tasks are stopped, then it goes
 	CreatedAt         time.Time     `json:"createdAt"`
 	Failures          int           `json:"failures,omitempty"` // tasks in a row that did not stay up
+	FailedAt          time.Time     `json:"failedAt,omitzero"`  // when the last of them ended
 	RetryAt           time.Time     `json:"retryAt,omitzero"`   // no start before
 	Reason            string        `json:"reason,omitempty"`   // what it waits for
 }
@@ -101,6 +102,7 @@ type Task struct {
 	StoppedReason  string          `json:"stoppedReason,omitempty"`
 	Infrastructure bool            `json:"infrastructure,omitempty"` // its end was not its own doing
 	Gone           bool            `json:"gone,omitempty"`           // its instance is lost: a copy may still run there
+	Counted        bool            `json:"counted,omitempty"`        // its service has taken note of its end
 	Containers     []api.Container `json:"containers,omitempty"`     // as its agent saw them last
 
 	CreatedAt  time.Time `json:"createdAt"`
@@ -109,3 +111,11 @@ type Task struct {
 	StoppingAt time.Time `json:"stoppingAt,omitzero"`
 	StoppedAt  time.Time `json:"stoppedAt,omitzero"`
 }
+
+// Counter is a number that only grows. Key: its name.
+type Counter struct {
+	Value uint64 `json:"value"`
+}
+
+// Generation is the key of the counter that numbers the starts of tasks.
+const Generation = "generation"
