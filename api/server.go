@@ -9,10 +9,10 @@ import (
 // that only root can open. An agent answers GET /v1/instances and /v1/tasks with its
 // own machine and tasks, a server with all of them.
 //
-// GET /v1/tasks takes filters, each of which may be repeated: ref (a task's id, the start of
-// one, or its name), line (a task's id: it and those that took its place), service, instance,
-// status (lastStatus), unplaced=1 (PENDING on no instance). They spare work and are no promise: an agent knows none of
-// them, and whoever asks leaves out himself what he did not ask for.
+// GET /v1/tasks takes filters: ref (a task's id, the start of one, or its name), line (a
+// task's id: it and those that took its place; may be repeated), service, instance,
+// unplaced=1 (PENDING on no instance). They spare work and are no promise: an agent knows
+// none of them, and whoever asks leaves out himself what he did not ask for.
 //
 // A reply can be lost, so every request may be sent again: RunTask has its token, POST
 // /v1/services with what a service is already gives that service (as ECS's CreateService
@@ -164,6 +164,7 @@ const (
 	PathDrain        = "/v1/instances/{name}/drain"
 	PathReplace      = "/v1/instances/{name}/replace"
 	PathReplacements = "/v1/replacements"
+	PathResume       = "/v1/replacements/resume" // POST: replacements may begin again after newcomers failed alike
 	PathEvents       = "/v1/events"
 	PathServer       = "/v1/server"
 )

@@ -14,6 +14,7 @@ import (
 // definition is a record with what it asks of a machine.
 type definition struct {
 	record *Definition
+	parsed *taskdef.Definition
 	demand fit.Demand
 }
 
@@ -68,7 +69,7 @@ func (f *Fleet) setDefinition(d *Definition) error {
 	if err != nil {
 		return err
 	}
-	f.definitions[DefinitionKey(d.Family, d.Revision)] = &definition{d, demand(parsed)}
+	f.definitions[DefinitionKey(d.Family, d.Revision)] = &definition{d, parsed, demand(parsed)}
 	f.newest[d.Family] = max(f.newest[d.Family], d.Revision)
 	return nil
 }
@@ -102,6 +103,17 @@ func (f *Fleet) Definitions() []*Definition {
 		out = append(out, d.record)
 	}
 	return out
+}
+
+// Key is what the definition is stored and named by: family:revision.
+func (d *Definition) Key() string { return DefinitionKey(d.Family, d.Revision) }
+
+// Parsed is a revision as taskdef reads it, or nil. Read it only.
+func (f *Fleet) Parsed(key string) *taskdef.Definition {
+	if d := f.definitions[key]; d != nil {
+		return d.parsed
+	}
+	return nil
 }
 
 // Demand is what a task of the definition asks of a machine.
