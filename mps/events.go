@@ -23,18 +23,22 @@ type Action interface{ action() }
 
 type (
 	// Save stores the record.
-	Save struct{ Record Record }
+	Save struct {
+		Record Record `json:"record,omitzero"`
+	}
 	// Do starts a job on what is named.
 	Do struct {
-		Job    Job
-		ID     string
-		Daemon Process
-		Server Process
-		Kill   []Process
-		Force  bool
+		Job    Job       `json:"job,omitzero"`
+		ID     string    `json:"id,omitzero"`
+		Daemon Process   `json:"daemon,omitzero"`
+		Server Process   `json:"server,omitzero"`
+		Kill   []Process `json:"kill,omitzero"`
+		Force  bool      `json:"force,omitzero"`
 	}
 	// Cancel ends the job in flight, which then fails.
-	Cancel struct{ Job Job }
+	Cancel struct {
+		Job Job `json:"job,omitzero"`
+	}
 )
 
 func (Save) action()   {}
@@ -46,62 +50,78 @@ type Event interface{ event() }
 
 type (
 	// Want, ClientsAre and Forgive come from the agent.
-	Want       struct{ Use Use }
-	ClientsAre struct{ N int }
-	Forgive    struct{}
+	Want struct {
+		Use Use `json:"use,omitzero"`
+	}
+	ClientsAre struct {
+		N int `json:"n"`
+	}
+	Forgive struct{}
 	// Tick is a second or so.
 	Tick struct{}
 	// Exited and Stopped are a recorded process's: by pidfd, and by its state T in /proc.
-	Exited  struct{ Process Process }
-	Stopped struct{ Process Process }
+	Exited struct {
+		Process Process `json:"process,omitzero"`
+	}
+	Stopped struct {
+		Process Process `json:"process,omitzero"`
+	}
 	// Faulted is a line of the log that looks like a fatal fault.
-	Faulted struct{ Line string }
+	Faulted struct {
+		Line string `json:"line,omitzero"`
+	}
 	// Doubt asks for an inspection now: somebody else saw something odd.
 	Doubt struct{}
 
 	// Saved, and the ends of jobs.
-	Saved      struct{ Record Record }
+	Saved struct {
+		Record Record `json:"record,omitzero"`
+	}
 	SaveFailed struct {
-		Reason string
-		Job    Job // that was to follow, if any
+		Reason string `json:"reason,omitzero"`
+		Job    Job    `json:"job,omitzero"` // that was to follow, if any
 	}
 	Found struct {
-		Daemon        Process
-		Problem       string // why the daemon cannot be adopted
-		Server        Process
-		ServerProblem string
-		Starting      bool // a server is coming up
-		SingleUID     bool // of the daemon
-		Orphans       []Process
-		Stranger      string // who has our folder, and is not ours
-		Exclusive     bool
+		Daemon        Process   `json:"daemon,omitzero"`
+		Problem       string    `json:"problem,omitzero"` // why the daemon cannot be adopted
+		Server        Process   `json:"server,omitzero"`
+		ServerProblem string    `json:"serverProblem,omitzero"`
+		Starting      bool      `json:"starting,omitzero"`  // a server is coming up
+		SingleUID     bool      `json:"singleUid,omitzero"` // of the daemon
+		Orphans       []Process `json:"orphans,omitzero"`
+		Stranger      string    `json:"stranger,omitzero"` // who has our folder, and is not ours
+		Exclusive     bool      `json:"exclusive,omitzero"`
 	}
 	DaemonUp struct {
-		Daemon    Process
-		SingleUID bool
+		Daemon    Process `json:"daemon,omitzero"`
+		SingleUID bool    `json:"singleUid,omitzero"`
 	}
-	ServerUp    struct{ Server Process }
-	ModeSet     struct{ Exclusive bool }
+	ServerUp struct {
+		Server Process `json:"server,omitzero"`
+	}
+	ModeSet struct {
+		Exclusive bool `json:"exclusive"`
+	}
 	ServersDown struct{}
 	DaemonDown  struct{}
 	Killed      struct{}
 	Reapplied   struct{}
 	Inspected   struct {
-		Split        string // another daemon, or none, has our folder
-		Gone         bool   // nobody answers
-		Unanswered   string // timed out, or not understood
-		Servers      []int
-		ServerStatus string // ACTIVE, FAULT..., "" where the daemon has no word for it
-		Tampered     string // which default is not berth's
-		Exclusive    bool
-		ModeUnknown  string
+		Split        string `json:"split,omitzero"`      // another daemon, or none, has our folder
+		Gone         bool   `json:"gone,omitzero"`       // nobody answers
+		Unanswered   string `json:"unanswered,omitzero"` // timed out, or not understood
+		Servers      []int  `json:"servers,omitzero"`
+		ServerStatus string `json:"serverStatus,omitzero"` // ACTIVE, FAULT..., "" where the daemon has no word for it
+		Tampered     string `json:"tampered,omitzero"`     // which default is not berth's
+		Exclusive    bool   `json:"exclusive,omitzero"`
+		ModeUnknown  string `json:"modeUnknown,omitzero"`
 	}
 	// Failed ends any job.
 	Failed struct {
-		Job       Job
-		Reason    string
-		Permanent bool // no retry can help
-		Cancelled bool
+		Job       Job    `json:"job,omitzero"`
+		Reason    string `json:"reason,omitzero"`
+		Permanent bool   `json:"permanent,omitzero"` // no retry can help
+		Cancelled bool   `json:"cancelled,omitzero"`
 	}
 )
 

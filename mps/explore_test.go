@@ -21,6 +21,7 @@ type world struct {
 	exclusive bool // the GPU's compute mode
 	meddled   bool // somebody else set it, and the supervisor has not looked since
 	nextPID   int
+	replayed  bool // each decision is run again from its JSON
 }
 
 var epoch = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
@@ -46,6 +47,11 @@ func (w *world) step(e mps.Event, canSave bool) ([]mps.Action, error) {
 	for len(pending) > 0 {
 		before := w.s
 		next, actions := mps.Step(before, pending[0], w.now)
+		if w.replayed {
+			if err := mps.Replays(before, pending[0], w.now, next, actions); err != nil {
+				return nil, err
+			}
+		}
 		w.s, pending = next, pending[1:]
 		for i, a := range actions {
 			if save, ok := a.(mps.Save); ok {
@@ -305,6 +311,7 @@ func (w world) key() key {
 // reachesHeld lets everything go well from here on, and says whether the GPU gets
 // held, or is left alone for a reason that stays.
 func (w world) reachesHeld() bool {
+	w.replayed = false
 	ask := []mps.Event{mps.Want{Use: mps.UseMPS}, mps.ClientsAre{N: 0}}
 	for range 60 {
 		if w.s.Phase == mps.PhaseHeld && w.s.Job == mps.JobNone {
@@ -376,6 +383,7 @@ func TestSupervisorExplored(t *testing.T) {
 				for _, n := range frontier {
 					for _, c := range choices(n.w) {
 						w := n.w
+						w.replayed = depth < 2+more // all would take minutes
 						e := c.happen(&w)
 						_, err := w.step(e, c.canSave)
 						steps++
@@ -430,8 +438,9 @@ func TestSupervisorWalks(t *testing.T) {
 	t.Logf("BERTH_SEED=%d walks the same way again", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	held := 0
-	for range 1000 {
+	for walk := range 1000 {
 		w := newWorld(mps.Record{}, "")
+		w.replayed = walk%50 == 0
 		var path []string
 		for range 80 {
 			// Mostly the job ends; else walks would be all about what comes in between.

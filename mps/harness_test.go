@@ -41,6 +41,7 @@ type machine struct {
 	holder    *mps.Holder
 	stop      func()
 	ended     func() // ends a client, where there is one
+	decided   func(in, out any)
 }
 
 // newMachine makes one. The folder is under /tmp itself: a pipe folder's path may
@@ -117,6 +118,7 @@ func (m *machine) hooks() mps.Hooks {
 			close(m.changed)
 			m.changed = make(chan struct{})
 		},
+		Decided: m.decided,
 	}
 }
 

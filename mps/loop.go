@@ -89,7 +89,11 @@ func (l *loop) run(ctx context.Context) error {
 func (l *loop) step(e Event) {
 	h := l.h
 	before := h.state // the loop alone writes it
-	after, actions := Step(before, e, time.Now())
+	now := time.Now()
+	after, actions := Step(before, e, now)
+	if h.hooks.Decided != nil && !routine(before, after, actions) {
+		h.hooks.Decided(decided{before, e, now}, follows{after, actions})
+	}
 	h.mu.Lock()
 	h.state = after
 	h.mu.Unlock()

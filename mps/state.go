@@ -8,54 +8,54 @@ import (
 // State is all that the supervisor of one GPU knows. It is made by NewState and
 // changed by Step alone.
 type State struct {
-	Phase  Phase
-	Reason string
-	Since  time.Time
-	Notice string
+	Phase  Phase     `json:"phase,omitzero"`
+	Reason string    `json:"reason,omitzero"`
+	Since  time.Time `json:"since,omitzero"`
+	Notice string    `json:"notice,omitzero"`
 
 	// wanted
-	Use     Use
-	Clients int // capped containers alive; -1: not known yet
+	Use     Use `json:"use,omitzero"`
+	Clients int `json:"clients"` // capped containers alive; -1: not known yet
 
 	// found or made
-	Looked     bool // what runs has been looked for since something was lost
-	Daemon     Process
-	Server     Process   // was ready
-	Orphans    []Process // ours, and neither of these
-	Strays     bool      // servers run that nobody asked for
-	Exclusive  bool      // the compute mode, as seen last
-	Intent     bool      // EXCLUSIVE_PROCESS may be set by us
-	ID         string    // BERTH_MPS_ID
-	BootID     string
-	SingleUID  bool
-	Daemons    int    // started, of this boot
-	Stranger   string // who has our folder, and is not ours
-	Unsupport  string
-	Quarantine string
+	Looked     bool      `json:"looked,omitzero"` // what runs has been looked for since something was lost
+	Daemon     Process   `json:"daemon,omitzero"`
+	Server     Process   `json:"server,omitzero"`    // was ready
+	Orphans    []Process `json:"orphans,omitzero"`   // ours, and neither of these
+	Strays     bool      `json:"strays,omitzero"`    // servers run that nobody asked for
+	Exclusive  bool      `json:"exclusive,omitzero"` // the compute mode, as seen last
+	Intent     bool      `json:"intent,omitzero"`    // EXCLUSIVE_PROCESS may be set by us
+	ID         string    `json:"id,omitzero"`        // BERTH_MPS_ID
+	BootID     string    `json:"bootId,omitzero"`
+	SingleUID  bool      `json:"singleUid,omitzero"`
+	Daemons    int       `json:"daemons,omitzero"`  // started, of this boot
+	Stranger   string    `json:"stranger,omitzero"` // who has our folder, and is not ours
+	Unsupport  string    `json:"unsupport,omitzero"`
+	Quarantine string    `json:"quarantine,omitzero"`
 
 	// trouble
-	Fault    *Fault
-	Failures []time.Time
-	Attempts int       // failures since things last went well
-	Until    time.Time // no start before
-	Tries    int       // of what has to be done again where it stands: a look, a kill
-	RetryAt  time.Time
-	Trouble  string // what went wrong there
-	Suspect  string // a line of the log that looks like a fault
-	Tampered bool   // the defaults of servers to come are not ours
-	Probes   int    // probes in a row that were not answered
-	Budget   Budget
+	Fault    *Fault      `json:"fault,omitzero"`
+	Failures []time.Time `json:"failures,omitzero"`
+	Attempts int         `json:"attempts,omitzero"` // failures since things last went well
+	Until    time.Time   `json:"until,omitzero"`    // no start before
+	Tries    int         `json:"tries,omitzero"`    // of what has to be done again where it stands: a look, a kill
+	RetryAt  time.Time   `json:"retryAt,omitzero"`
+	Trouble  string      `json:"trouble,omitzero"`  // what went wrong there
+	Suspect  string      `json:"suspect,omitzero"`  // a line of the log that looks like a fault
+	Tampered bool        `json:"tampered,omitzero"` // the defaults of servers to come are not ours
+	Probes   int         `json:"probes,omitzero"`   // probes in a row that were not answered
+	Budget   Budget      `json:"budget,omitzero"`
 
 	// the loop
-	Job        Job // in flight
-	Ending     Job // the job in flight, or that was when the agent died, if it ends processes
-	Cancelled  bool
-	InspectAt  time.Time
-	ProbeEvery time.Duration
-	Saved      Record // stored
-	Saving     Record // stored or being stored
-	SaveAt     time.Time
-	Random     uint64 // the supervisor's own stream of randomness
+	Job        Job           `json:"job,omitzero"`    // in flight
+	Ending     Job           `json:"ending,omitzero"` // the job in flight, or that was when the agent died, if it ends processes
+	Cancelled  bool          `json:"cancelled,omitzero"`
+	InspectAt  time.Time     `json:"inspectAt,omitzero"`
+	ProbeEvery time.Duration `json:"probeEvery,omitzero"`
+	Saved      Record        `json:"saved,omitzero"`  // stored
+	Saving     Record        `json:"saving,omitzero"` // stored or being stored
+	SaveAt     time.Time     `json:"saveAt,omitzero"`
+	Random     uint64        `json:"random,omitzero"` // the supervisor's own stream of randomness
 }
 
 // Fault is why a GPU is closed, and what of it has to go before it opens again.

@@ -61,6 +61,7 @@ func play(t *testing.T, script string) string {
 	t.Helper()
 	s := &story{world: newWorld(mps.Record{}, ""), canSave: true}
 	s.world.s.Budget.Failures = 3
+	s.replayed = true
 	var out strings.Builder
 	for line := range strings.Lines(script) {
 		line = strings.TrimRight(line, "\n")

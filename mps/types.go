@@ -35,11 +35,11 @@ type Config struct {
 
 // Budget is how often a GPU's daemon or server may fail before it is left alone.
 type Budget struct {
-	Failures int           // 5
-	Window   time.Duration // 10 min
+	Failures int           `json:"failures,omitzero"` // 5
+	Window   time.Duration `json:"window,omitzero"`   // 10 min
 }
 
-// Hooks are what the Holder needs of its surroundings. All must be set.
+// Hooks are what the Holder needs of its surroundings. All but Decided must be set.
 type Hooks struct {
 	// ComputeMode and SetComputeMode read and write the GPU's compute mode:
 	// EXCLUSIVE_PROCESS or, false, DEFAULT.
@@ -49,6 +49,11 @@ type Hooks struct {
 	Save func(Record) error
 	// Notify is told each change of Status, in order, from the Holder's loop: it must not block.
 	Notify func(Status)
+	// Decided is told each decision that changed something, in order, from the
+	// Holder's loop: what went into Step and what came out, which encode to JSON for
+	// [Replay]. It must not block. An inspection in its time that finds everything as
+	// it was is not told.
+	Decided func(in, out any)
 }
 
 // Process names one process of this boot: a pid alone may be used again.
@@ -63,56 +68,56 @@ type Record struct {
 	ID         string      `json:"id,omitempty"` // BERTH_MPS_ID of the daemon started last, stored before its start
 	Daemon     Process     `json:"daemon,omitzero"`
 	Server     Process     `json:"server,omitzero"` // stored once it was ready
-	Orphans    []Process   `json:"orphans,omitempty"`
+	Orphans    []Process   `json:"orphans,omitzero"`
 	SingleUID  bool        `json:"singleUid,omitempty"`  // the binary knows no -multiuser-server
 	Use        Use         `json:"use,omitempty"`        // wanted
 	Exclusive  bool        `json:"exclusive,omitempty"`  // EXCLUSIVE_PROCESS may be set: stored before it is, cleared after DEFAULT is
 	Daemons    int         `json:"daemons,omitempty"`    // started
 	Fault      *Fault      `json:"fault,omitempty"`      // a GPU that is drained stays so over a restart of the agent
 	Ending     Job         `json:"ending,omitempty"`     // what ends processes now, so that their end is no loss
-	Failures   []time.Time `json:"failures,omitempty"`   // within the budget's window
+	Failures   []time.Time `json:"failures,omitzero"`    // within the budget's window
 	Quarantine string      `json:"quarantine,omitempty"` // why
 }
 
 // Status is the Holder in short.
 type Status struct {
-	State     Phase
-	Reason    string // one sentence: why it is in this state, or what it waits for
-	Cause     Cause  // what broke, until it has been put right; "" when nothing did
-	Since     time.Time
-	Use       Use
-	DaemonPID int // 0: none
-	ServerPID int // 0: none
-	Restarts  int // daemons started after the first
-	Failures  int // within the budget's window
-	Budget    int
-	SingleUID bool
-	Notice    string // what was found changed by somebody else and put back, last
+	State     Phase     `json:"state,omitzero"`
+	Reason    string    `json:"reason,omitzero"` // one sentence: why it is in this state, or what it waits for
+	Cause     Cause     `json:"cause,omitzero"`  // what broke, until it has been put right; "" when nothing did
+	Since     time.Time `json:"since,omitzero"`
+	Use       Use       `json:"use,omitzero"`
+	DaemonPID int       `json:"daemonPid,omitzero"` // 0: none
+	ServerPID int       `json:"serverPid,omitzero"` // 0: none
+	Restarts  int       `json:"restarts,omitzero"`  // daemons started after the first
+	Failures  int       `json:"failures,omitzero"`  // within the budget's window
+	Budget    int       `json:"budget,omitzero"`
+	SingleUID bool      `json:"singleUid,omitzero"`
+	Notice    string    `json:"notice,omitzero"` // what was found changed by somebody else and put back, last
 }
 
 // Observation is a fresh look for the gate: nothing in it is older than the call.
 type Observation struct {
-	At     time.Time
-	Status Status
-	Daemon ProcessView
-	Server ProcessView
+	At     time.Time   `json:"at,omitzero"`
+	Status Status      `json:"status,omitzero"`
+	Daemon ProcessView `json:"daemon,omitzero"`
+	Server ProcessView `json:"server,omitzero"`
 	// LockHolder is the pid that holds the pipe folder's lock, 0 for nobody.
-	LockHolder int
+	LockHolder int `json:"lockHolder,omitzero"`
 	// Probe is what a control command through client/ met: nil when it was answered.
-	Probe     error
-	ProbeTook time.Duration
+	Probe     error         `json:"probe,omitzero"`
+	ProbeTook time.Duration `json:"probeTook,omitzero"`
 	// ServerStatus is the daemon's word for its server: ACTIVE, FAULT, INITIALIZING,
 	// or "" where the daemon has no such command.
-	ServerStatus string
-	Exclusive    bool  // the compute mode is EXCLUSIVE_PROCESS
-	ModeErr      error // when the compute mode could not be read
+	ServerStatus string `json:"serverStatus,omitzero"`
+	Exclusive    bool   `json:"exclusive,omitzero"` // the compute mode is EXCLUSIVE_PROCESS
+	ModeErr      error  `json:"modeErr,omitzero"`   // when the compute mode could not be read
 }
 
 // ProcessView is a recorded process as /proc shows it.
 type ProcessView struct {
-	PID   int    // 0: none is recorded
-	Alive bool   // there, with the recorded start time, and not a zombie
-	State string // letter of /proc/PID/stat: S sleeping, T stopped, D in the kernel...
+	PID   int    `json:"pid,omitzero"`   // 0: none is recorded
+	Alive bool   `json:"alive,omitzero"` // there, with the recorded start time, and not a zombie
+	State string `json:"state,omitzero"` // letter of /proc/PID/stat: S sleeping, T stopped, D in the kernel...
 }
 
 // Stopped says that the process is there but does nothing: SIGSTOP, a debugger.
