@@ -20,6 +20,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -125,8 +126,8 @@ func (p *Provider) List(ctx context.Context) (all []Machine, err error) {
 		return nil, fmt.Errorf("dev: %w", err)
 	}
 	for _, e := range entries {
-		if !e.IsDir() {
-			continue
+		if strings.HasPrefix(e.Name(), ".") {
+			continue // it is being removed
 		}
 		m, err := p.look(e.Name())
 		if errors.Is(err, fs.ErrNotExist) {
@@ -165,10 +166,10 @@ func (p *Provider) LoadSample(ctx context.Context, ref string) error {
 	}
 	tar := filepath.Join(p.Dir, "sample.tar")
 	defer os.Remove(tar)
-	if err := p.program(ctx, time.Minute, p.Berth, "sim", "image", tar); err != nil {
+	if err := p.program(ctx, time.Minute, "", p.Berth, "sim", "image", tar); err != nil {
 		return err
 	}
-	if err := p.program(ctx, time.Minute, p.Agent, "image", "import", tar, ref); err != nil {
+	if err := p.program(ctx, time.Minute, "", p.Agent, "image", "import", tar, ref); err != nil {
 		return err
 	}
 	return write(mark, []byte(ref))

@@ -78,11 +78,14 @@ func (p *Provider) start(ctx context.Context, r record) (Machine, error) {
 		return Machine{}, fmt.Errorf("dev: %s: %w", r.ID, ErrEnded)
 	}
 	if !r.Made {
+		if err := p.stopErrands(ctx, r); err != nil {
+			return Machine{}, err
+		}
 		// What an earlier try has left was never used.
 		if err := os.RemoveAll(p.sim(r.ID)); err != nil {
 			return Machine{}, fmt.Errorf("dev: %w", err)
 		}
-		err := p.program(ctx, makeLimit, p.Berth, "sim", "create", p.sim(r.ID), "--gpus", strconv.Itoa(p.GPUs), "--gpu-memory", strconv.FormatInt(p.GPUMemoryMiB, 10))
+		err := p.program(ctx, makeLimit, r.Mark, p.Berth, "sim", "create", p.sim(r.ID), "--gpus", strconv.Itoa(p.GPUs), "--gpu-memory", strconv.FormatInt(p.GPUMemoryMiB, 10))
 		if err != nil {
 			return Machine{}, err
 		}
@@ -217,8 +220,8 @@ func set(all map[string]any, key string, v any) {
 }
 
 // Terminate ends a machine and takes away all that it was: its agent ends, its tasks are
-// stopped, its daemons quit, its folders go. One that was terminated, or never was, is
-// no error.
+// stopped, its daemons quit, its folders go. One that was terminated before is no error;
+// one that was not made here is.
 func (p *Provider) Terminate(ctx context.Context, id string) error {
 	if id == "" || id != filepath.Base(id) || id == "." || id == ".." {
 		return fmt.Errorf("dev: %q is no machine's id", id)
@@ -230,7 +233,10 @@ func (p *Provider) Terminate(ctx context.Context, id string) error {
 	defer unlock()
 	r, err := p.read(id)
 	if errors.Is(err, fs.ErrNotExist) {
-		return p.remove(id) // of a folder that was there before its record, or after
+		if ended, err := p.ended(id); err != nil || !ended {
+			return errors.Join(err, fmt.Errorf("dev: %s was not made here: end it where it was made", id))
+		}
+		return p.remove(id) // what an earlier try has left
 	} else if err != nil {
 		return err
 	}
@@ -256,22 +262,34 @@ func (p *Provider) Terminate(ctx context.Context, id string) error {
 		}
 	}
 	// 2. What the agent made.
+	if err := p.stopErrands(ctx, r); err != nil {
+		return err
+	}
 	if _, err := os.Stat(p.config(id)); err == nil && r.Made {
-		if err := p.program(ctx, purgeLimit, p.Agent, "purge", "--config", p.config(id)); err != nil {
+		if err := p.program(ctx, purgeLimit, r.Mark, p.Agent, "purge", "--config", p.config(id)); err != nil {
 			return err
 		}
 	}
-	// 3. What is left: a purge that was cut short, a program of berth's that hangs.
-	for _, q := range p.left(r) {
-		p.Log.Warn("a process was left on a machine that ends, and is killed", zap.String("instance", id), zap.Int("pid", q.pid))
-		err := q.end(ctx, syscall.SIGKILL, killLimit)
-		q.release()
-		if err != nil {
-			return fmt.Errorf("dev: process %d of %s does not end: %w", q.pid, id, err)
-		}
+	// 3. What is left, as of a machine whose state file was lost.
+	if err := p.kill(ctx, r, p.left(r)); err != nil {
+		return err
 	}
 	p.Log.Info("machine terminated", zap.String("instance", id))
 	return p.remove(id)
+}
+
+func (p *Provider) stopErrands(ctx context.Context, r record) error { return p.kill(ctx, r, p.errands(r)) }
+
+// kill ends processes of a machine and lets go of them.
+func (p *Provider) kill(ctx context.Context, r record, left []*process) (err error) {
+	for _, q := range left {
+		p.Log.Warn("a process of an earlier operation was left, and is killed", zap.String("instance", r.ID), zap.Int("pid", q.pid))
+		if e := q.end(ctx, syscall.SIGKILL, killLimit); e != nil {
+			err = errors.Join(err, fmt.Errorf("dev: process %d of %s does not end: %w", q.pid, r.ID, e))
+		}
+		q.release()
+	}
+	return err
 }
 
 // bury remembers that a machine is gone, so that a launch that comes late makes none.

@@ -73,21 +73,30 @@ func marked(pid int, mark string) bool {
 // agentOf is a machine's agent, if it runs; also one that was started and not recorded.
 func (p *Provider) agentOf(r record) *process {
 	if r.PID != 0 {
-		// The mark is not there until the child has become the agent.
-		if q := hold(r.PID, func(start uint64) bool { return start == r.Start }); q != nil {
+		if q := hold(r.PID, func(start uint64) bool { return start == r.Start && marked(r.PID, r.Mark) }); q != nil {
 			return q
 		}
 	}
-	for _, q := range all(func(pid int) bool { return marked(pid, r.Mark) && isAgent(pid, p.config(r.ID)) }) {
+	// One operation at a time starts an agent, and only where none runs: there is one.
+	for _, q := range all(func(pid int) bool { return marked(pid, r.Mark) && doing(pid) == "run" }) {
 		return q
 	}
 	return nil
 }
 
-// isAgent says whether a process was started to run with a settings file.
-func isAgent(pid int, config string) bool {
+// errands are the programs that an operation runs for a machine, of one that was cut
+// short: they would meet their successors.
+func (p *Provider) errands(r record) []*process {
+	return all(func(pid int) bool { return marked(pid, r.Mark) && (doing(pid) == "sim" || doing(pid) == "purge") })
+}
+
+// doing is the first argument that a process was started with.
+func doing(pid int) string {
 	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	return err == nil && strings.HasSuffix(string(cmdline), "\x00run\x00--config\x00"+config+"\x00")
+	if args := strings.Split(string(cmdline), "\x00"); err == nil && len(args) > 1 {
+		return args[1]
+	}
+	return ""
 }
 
 // all holds every living process that is ours.
@@ -138,13 +147,15 @@ func every(ctx context.Context, so func() bool) error {
 	return nil
 }
 
-// program runs one of berth's programs to its end.
-func (p *Provider) program(ctx context.Context, limit time.Duration, name string, args ...string) error {
+// program runs one of berth's programs to its end, for the machine with a mark or for
+// none. A person's Ctrl-C does not reach it.
+func (p *Provider) program(ctx context.Context, limit time.Duration, mark, name string, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.WaitDelay = time.Second
-	cmd.Env = environment("")
+	cmd.Env = environment(mark)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Dir = p.Dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("dev: %s %s: %w%s", filepath.Base(name), strings.Join(args, " "), err, lastLine(out))
