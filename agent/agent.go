@@ -33,6 +33,7 @@ import (
 	"github.com/berth-gpu/berth/agent/gpu"
 	"github.com/berth-gpu/berth/agent/state"
 	"github.com/berth-gpu/berth/api"
+	"github.com/berth-gpu/berth/api/flight"
 	"github.com/berth-gpu/berth/config"
 	"github.com/berth-gpu/berth/config/taskdef"
 )
@@ -84,6 +85,7 @@ type Agent struct {
 	cgroups *cgroup.Tree
 	nvml    *gpu.NVML // nil without a driver
 	noNVML  error     // why
+	flight  *flight.Recorder
 
 	agentID string
 	bootID  string
@@ -126,6 +128,7 @@ func Open(ctx context.Context, settings *config.Agent, version string, log *zap.
 	if a.store, err = state.Open(settings.StateDir); err != nil {
 		return nil, err
 	}
+	a.openFlight()
 	if a.docker, err = engine.Open(ctx, settings.Docker.Host, log); err != nil {
 		return nil, err
 	}
@@ -162,6 +165,7 @@ func (a *Agent) close() {
 	if a.docker != nil {
 		a.docker.Close()
 	}
+	a.flight.Close()
 	if a.store != nil {
 		a.store.Close()
 	}

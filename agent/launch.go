@@ -28,7 +28,7 @@ type job struct {
 	request   engine.Request
 	image     string
 	limits    cgroup.Limits
-	units     []*unit // its GPUs: only dev and holder, which never change, are used
+	units     []*unit // its GPUs: only dev and holder, which never change, and verdict are used
 	shared    bool
 	seen      seen
 	there     bool
@@ -255,7 +255,10 @@ func (a *Agent) gate(ctx context.Context, j job) error {
 			}
 			continue
 		}
-		if v := healthcheck.Held(u.holder.Observe(ctx)); !v.Held {
+		o := u.holder.Observe(ctx)
+		v := healthcheck.Held(o)
+		a.recordVerdict(u, o, v)
+		if !v.Held {
 			return fmt.Errorf("GPU %s is not held: %s", u.dev.UUID, v.Reason)
 		}
 	}

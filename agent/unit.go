@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -14,6 +15,7 @@ import (
 	"github.com/berth-gpu/berth/agent/state"
 	"github.com/berth-gpu/berth/api"
 	"github.com/berth-gpu/berth/config"
+	"github.com/berth-gpu/berth/healthcheck"
 	"github.com/berth-gpu/berth/mps"
 )
 
@@ -23,6 +25,7 @@ type unit struct {
 	holder    *mps.Holder // nil where MPS cannot run
 	noSharing string      // why it cannot
 	status    mps.Status
+	verdict   atomic.Pointer[healthcheck.Verdict] // the gate's last
 
 	sample    gpu.Sample
 	sampleErr error
@@ -277,7 +280,8 @@ func (a *Agent) hooks(u *unit) mps.Hooks {
 				return rec, nil
 			})
 		},
-		Notify: func(mps.Status) { a.poke() },
+		Notify:  func(mps.Status) { a.poke() },
+		Decided: func(in, out any) { a.flight.Record("mps.Step", uuid, in, out) },
 	}
 }
 

@@ -95,7 +95,9 @@ func (a *Agent) publish(now time.Time) {
 		v.Room.GPUs = append(v.Room.GPUs, GPURoom{ID: u.dev.UUID, Index: u.dev.Index, Mode: acc.mode, AllocatableMiB: acc.allocatableMiB,
 			AllocatedMiB: acc.allocatedMiB, Clients: acc.clients, MaxClients: acc.maxClients, Closed: u.closed(), NoSharing: u.noSharing})
 	}
-	a.health = healthcheck.Machine(a.health, a.checks(), now)
+	seen := healthcheck.Examination{Last: a.health, Checks: a.checks(), Now: now}
+	a.health = seen.Health()
+	a.recordHealth(seen, a.health)
 	in.Health = a.health
 	old := a.view.Swap(v)
 	if old == nil || !reflect.DeepEqual(old, v) {

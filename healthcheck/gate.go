@@ -37,9 +37,9 @@ const AnswerWithin = 2 * time.Second
 
 // Verdict says whether a capped container may start, and if not, why.
 type Verdict struct {
-	Held   bool
-	Code   Code
-	Reason string // one sentence
+	Held   bool   `json:"held"`
+	Code   Code   `json:"code,omitzero"`
+	Reason string `json:"reason,omitzero"` // one sentence
 }
 
 // Held is the gate: a capped container starts, and restarts, only while its GPU

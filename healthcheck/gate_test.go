@@ -1,10 +1,12 @@
 package healthcheck_test
 
 import (
+	"encoding/json"
 	"errors"
 	"testing"
 	"time"
 
+	"github.com/berth-gpu/berth/api/flight"
 	"github.com/berth-gpu/berth/healthcheck"
 	"github.com/berth-gpu/berth/mps"
 )
@@ -18,6 +20,22 @@ func held() mps.Observation {
 		ProbeTook:    3 * time.Millisecond,
 		ServerStatus: "ACTIVE",
 		Exclusive:    true,
+	}
+}
+
+// replays says whether a recorded decision comes out again, byte for byte.
+func replays(t *testing.T, again func(json.RawMessage) (json.RawMessage, error), in, out any) {
+	t.Helper()
+	recorded, err := json.Marshal(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := json.Marshal(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := again(recorded); err != nil || string(got) != string(want) {
+		t.Errorf("replayed: %v\nin  %s\nwas %s\nis  %s", err, recorded, want, got)
 	}
 }
 
@@ -59,9 +77,11 @@ func TestHeld(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			o := held()
 			tt.edit(&o)
-			if got := healthcheck.Held(o); got != tt.want {
+			got := healthcheck.Held(o)
+			if got != tt.want {
 				t.Errorf("got  %+v\nwant %+v", got, tt.want)
 			}
+			replays(t, flight.Of(healthcheck.Held), o, got)
 		})
 	}
 }

@@ -14,10 +14,10 @@ const (
 
 // Check is one observation of a part of the machine.
 type Check struct {
-	Type    string
-	OK      bool
-	Pending bool   // not OK or not known yet because it is still starting
-	Reason  string // why it is not OK
+	Type    string `json:"type"`
+	OK      bool   `json:"ok"`
+	Pending bool   `json:"pending,omitzero"` // not OK or not known yet because it is still starting
+	Reason  string `json:"reason,omitzero"`  // why it is not OK
 }
 
 // Machine makes the machine's health of its checks, keeping from the last one
@@ -45,6 +45,16 @@ func Machine(last api.Health, checks []Check, now time.Time) api.Health {
 	}
 	return h
 }
+
+// Examination is what goes into [Machine], as the flight recorder keeps it.
+type Examination struct {
+	Last   api.Health `json:"last"`
+	Checks []Check    `json:"checks"`
+	Now    time.Time  `json:"now"`
+}
+
+// Health is what comes out of it.
+func (e Examination) Health() api.Health { return Machine(e.Last, e.Checks, e.Now) }
 
 func severity(status string) int {
 	switch status {

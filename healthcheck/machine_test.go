@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/berth-gpu/berth/api"
+	"github.com/berth-gpu/berth/api/flight"
 	"github.com/berth-gpu/berth/healthcheck"
 )
 
@@ -24,8 +25,13 @@ func TestMachine(t *testing.T) {
 		{"a GPU is lost", []healthcheck.Check{ok, bad}, api.HealthImpaired},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := healthcheck.Machine(api.Health{}, tt.checks, noon).OverallStatus; got != tt.want {
-				t.Errorf("got %s, want %s", got, tt.want)
+			got := healthcheck.Machine(api.Health{}, tt.checks, noon)
+			if got.OverallStatus != tt.want {
+				t.Errorf("got %s, want %s", got.OverallStatus, tt.want)
+			}
+			for _, last := range []api.Health{{}, got} {
+				seen := healthcheck.Examination{Last: last, Checks: tt.checks, Now: noon.Add(time.Minute)}
+				replays(t, flight.Of(healthcheck.Examination.Health), seen, seen.Health())
 			}
 		})
 	}
