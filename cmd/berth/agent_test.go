@@ -154,6 +154,8 @@ func berth(t *testing.T, env map[string]string, args ...string) (stdout, stderr 
 	var out, errs bytes.Buffer
 	app := newApp(nil, &out, &errs, func(name string) string { return env[name] })
 	app.now = func() time.Time { return noon }
+	app.poll = 5 * time.Millisecond
+	app.serverSocket = "/no/such/server.sock"
 	code = run(context.Background(), app, args)
 	return out.String(), errs.String(), code
 }

@@ -15,29 +15,44 @@ import (
 	"golang.org/x/term"
 )
 
-// Where the agent listens when nothing else is said. It is package config's
-// default too; a test of this package compares them.
-const defaultSocket = "/run/berth/agent.sock"
+// Where berth looks when nothing else is said: the server's socket where there is one,
+// else the agent's. They are package config's defaults too; a test of this package
+// compares them.
+const (
+	agentSocket  = "/run/berth/agent.sock"
+	serverSocket = "/run/berth/server.sock"
+)
 
 // Exit codes, as `berth --help` documents them.
 const (
 	exitOK          = 0
-	exitFailed      = 1 // the agent refused, nothing matched, or a check of doctor failed
-	exitUsage       = 2 // wrong command, flag or argument
-	exitUnreachable = 3 // no agent answered at the socket
+	exitFailed      = 1   // refused, nothing matched, a check of doctor failed, or what --wait waited for ended badly
+	exitUsage       = 2   // wrong command, flag or argument
+	exitUnreachable = 3   // nobody answered at the socket
+	exitTimeout     = 4   // --timeout is over, and what --wait waits for has not come
+	exitInterrupted = 130 // as a shell says it of Ctrl-C
 )
 
-const rootHelp = `berth shows what the agent of this machine holds and runs, and stops tasks.
+const rootHelp = `berth shows and steers what runs on GPUs that many containers share.
 
-It talks to the agent's local socket, which only root can open. TASK is a task's
-id, the first characters of one as long as they fit a single task, or the name of
-a wanted task (its file's), which means the newest task of that name.
+It talks to a placement server, which knows all machines, or to the agent of one
+machine, through a local socket that only root can open: --socket, else BERTH_SOCKET,
+else /run/berth/server.sock where there is one, else /run/berth/agent.sock.
+
+TASK is a task's id, the first characters of one as long as they fit a single task,
+or the name of a wanted task (its file's), which means the newest task of that name.
 
 Exit codes:
-  0  done
-  1  the agent refused, nothing matched, or a check of doctor failed
-  2  a wrong command, flag or argument
-  3  no agent answered at the socket`
+  0    done; with run --wait: all essential containers ended with exit code 0
+  1    refused, nothing matched, a check of doctor failed, or what --wait waited for
+       ended badly
+  2    a wrong command, flag or argument
+  3    nobody answered at the socket
+  4    the time of --timeout is over; what was asked for goes on
+  130  interrupted (Ctrl-C); what was asked for goes on`
+
+// How often --wait looks.
+const lookEvery = 250 * time.Millisecond
 
 // coded is an error that ends berth with a given exit code.
 type coded struct {
@@ -59,13 +74,15 @@ type app struct {
 	out, err io.Writer
 	getenv   func(string) string
 	now      func() time.Time
+	poll     time.Duration // how often --wait looks
 
-	socket string
-	output string // text or json
+	serverSocket string // looked for when no socket is named
+	socket       string
+	output       string // text or json
 }
 
 func newApp(in *os.File, out, errw io.Writer, getenv func(string) string) *app {
-	return &app{in: in, out: out, err: errw, getenv: getenv, now: time.Now}
+	return &app{in: in, out: out, err: errw, getenv: getenv, now: time.Now, poll: lookEvery, serverSocket: serverSocket}
 }
 
 // run is main without the process: it returns the exit code.
@@ -126,15 +143,36 @@ func (a *app) root() *cobra.Command {
 			return nil
 		},
 	}
-	socket := defaultSocket
-	if s := a.getenv("BERTH_SOCKET"); s != "" {
-		socket = s
-	}
-	root.PersistentFlags().StringVar(&a.socket, "socket", socket, "the agent's socket (BERTH_SOCKET)")
+	root.PersistentFlags().StringVar(&a.socket, "socket", a.defaultSocket(), "the server's or the agent's socket (BERTH_SOCKET)")
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "text", "text or json")
-	root.AddCommand(a.psCommand(), a.instancesCommand(), a.topCommand(), a.logsCommand(), a.stopCommand(),
-		a.doctorCommand(), a.faultCommand(), a.simCommand(), a.versionCommand())
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	for _, g := range []struct {
+		id, title string
+		commands  []*cobra.Command
+	}{
+		{"see", "See what there is and why:", []*cobra.Command{a.psCommand(), a.topCommand(), a.instancesCommand(), a.explainCommand(), a.logsCommand(), a.eventsCommand()}},
+		{"run", "Run:", []*cobra.Command{a.runCommand(), a.serviceCommand(), a.stopCommand()}},
+		{"machines", "Look after machines:", []*cobra.Command{a.drainCommand(), a.replaceCommand(), a.replacementsCommand(), a.doctorCommand()}},
+		{"simulate", "Without a GPU:", []*cobra.Command{a.simCommand(), a.faultCommand()}},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
+		for _, c := range g.commands {
+			c.GroupID = g.id
+			root.AddCommand(c)
+		}
+	}
+	root.AddCommand(a.versionCommand())
 	return root
+}
+
+func (a *app) defaultSocket() string {
+	if s := a.getenv("BERTH_SOCKET"); s != "" {
+		return s
+	}
+	if _, err := os.Stat(a.serverSocket); err == nil {
+		return a.serverSocket
+	}
+	return agentSocket
 }
 
 // json says whether the answer goes out as JSON.

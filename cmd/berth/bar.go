@@ -108,17 +108,34 @@ func (st style) drawBar(cells []cell) string {
 
 // drawTop is the whole screen of `berth top`, a string per line, none longer than
 // the style's width.
-func drawTop(inst api.Instance, now time.Time, st style) []string {
+func drawTop(p picture, now time.Time, st style) []string {
+	var lines []string
+	if len(p.insts) == 1 {
+		lines = st.drawMachine(p.insts[0], p.pending, now)
+	} else {
+		lines = st.drawFleet(p.insts, p.pending, now)
+	}
+	for i := range lines {
+		if st.width > 0 {
+			lines[i] = clip(lines[i], st.width)
+		}
+	}
+	return lines
+}
+
+// drawMachine is one machine in full.
+func (st style) drawMachine(inst api.Instance, pending []api.Task, now time.Time) []string {
 	running := 0
 	for _, g := range inst.GPUs {
 		running += len(g.Slices)
 	}
 	head := []string{inst.Name + " in " + inst.Cluster, inst.Status, "health " + inst.Health.OverallStatus, plural(running, "slice"),
-		fmt.Sprintf("%d waiting", len(inst.Waiting)), now.Format("15:04:05")}
+		fmt.Sprintf("%d waiting", len(inst.Waiting)+len(pending)), now.Format("15:04:05")}
 	if inst.DriverVersion != "" {
 		head = append(head, "driver "+inst.DriverVersion)
 	}
 	lines := []string{strings.Join(head, "  ")}
+	lines = append(lines, st.drawPending(pending, now)...)
 	for _, g := range inst.GPUs {
 		lines = append(lines, "")
 		lines = append(lines, st.drawGPU(g, now)...)
@@ -131,11 +148,6 @@ func drawTop(inst api.Instance, now time.Time, st style) []string {
 	}
 	if more := unhealthy(inst, now); len(more) > 0 {
 		lines = append(append(lines, ""), st.wrap(more)...)
-	}
-	for i := range lines {
-		if st.width > 0 {
-			lines[i] = clip(lines[i], st.width)
-		}
 	}
 	return lines
 }
@@ -188,7 +200,11 @@ func (st style) drawGPU(g api.GPU, now time.Time) []string {
 		lines = append(lines, first, "  "+second)
 	}
 	if why := whyNotHeld(g); why != "" {
-		lines = append(lines, st.wrap([]string{fmt.Sprintf("  not held for %s: %s", age(now, g.Since), why)})...)
+		what := "not held for " + age(now, g.Since)
+		if g.Held {
+			what = g.Standing + " towards placement"
+		}
+		lines = append(lines, st.wrap([]string{fmt.Sprintf("  %s: %s", what, why)})...)
 	}
 	width := barWidth
 	if st.width > 0 {

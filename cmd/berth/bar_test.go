@@ -43,8 +43,8 @@ var escapes = regexp.MustCompile("\x1b\\[[0-9;]*m")
 // No line of the screen is longer than the terminal, and colour takes no columns.
 func TestTopFitsTheTerminal(t *testing.T) {
 	for _, width := range []int{10, 20, 40, 80, 100, 200} {
-		plain := drawTop(twoGPUs(), noon, style{width: width})
-		colour := drawTop(twoGPUs(), noon, style{width: width, colour: true})
+		plain := drawTop(picture{insts: []api.Instance{twoGPUs()}}, noon, style{width: width})
+		colour := drawTop(picture{insts: []api.Instance{twoGPUs()}}, noon, style{width: width, colour: true})
 		if len(plain) != len(colour) {
 			t.Errorf("width %d: %d lines without colour, %d with", width, len(plain), len(colour))
 		}
@@ -60,8 +60,8 @@ func TestTopFitsTheTerminal(t *testing.T) {
 			}
 		}
 	}
-	golden(t, "top-80.txt", strings.Join(drawTop(twoGPUs(), noon, style{width: 80}), "\n")+"\n")
-	golden(t, "top-colour.txt", strings.Join(drawTop(twoGPUs(), noon, style{width: 100, colour: true}), "\n")+"\n")
+	golden(t, "top-80.txt", strings.Join(drawTop(picture{insts: []api.Instance{twoGPUs()}}, noon, style{width: 80}), "\n")+"\n")
+	golden(t, "top-colour.txt", strings.Join(drawTop(picture{insts: []api.Instance{twoGPUs()}}, noon, style{width: 100, colour: true}), "\n")+"\n")
 }
 
 func TestWords(t *testing.T) {

@@ -79,7 +79,8 @@ func TestErrors(t *testing.T) {
 	}{
 		{"an unknown command", []string{"pss"}, 2, `unknown command "pss" for "berth"`},
 		{"an unknown flag", []string{"ps", "--colour"}, 2, "unknown flag: --colour"},
-		{"an argument too many", []string{"instances", "x"}, 2, `unknown command "x" for "berth instances"`},
+		{"an argument too many", []string{"instances", "x", "y"}, 2, "accepts at most 1 arg(s), received 2"},
+		{"a machine that is not there", []string{"instances", "x"}, 1, `no instance "x"; berth instances lists them`},
 		{"no task", []string{"logs"}, 2, "accepts 1 arg(s), received 0"},
 		{"an output that is none", []string{"ps", "-o", "yaml"}, 2, `--output: "yaml" is neither text nor json`},
 		{"an interval that is too short", []string{"top", "--every", "1ms"}, 2, "--every: 1ms is less than 100ms"},
@@ -131,8 +132,8 @@ func TestUnreachable(t *testing.T) {
 		code         int
 		says         string
 	}{
-		{"no socket", missing, 3, "there is no such socket. Start the agent (berth-agent run --config FILE, or make run)"},
-		{"a socket of a dead agent", dead, 3, "nobody listens there: the agent that made this socket has ended"},
+		{"no socket", missing, 3, "there is no such socket. Start the agent (berth-agent run --config FILE, or make run) or the server"},
+		{"a socket of a dead agent", dead, 3, "nobody listens there: the agent or server that made this socket has ended"},
 		{"a file", file, 3, "nobody listens there"},
 		{"a path that is too long", filepath.Join(dir, strings.Repeat("x", 120)), 2, "a unix socket's path has at most 107"},
 	} {
@@ -153,8 +154,8 @@ func TestDefaultSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if settings.Socket() != defaultSocket {
-		t.Errorf("the agent listens at %s, berth looks at %s", settings.Socket(), defaultSocket)
+	if settings.Socket() != agentSocket {
+		t.Errorf("the agent listens at %s, berth looks at %s", settings.Socket(), agentSocket)
 	}
 }
 
@@ -163,8 +164,9 @@ func TestStopWaits(t *testing.T) {
 	a.stopping = 3
 	out, errs, code := a.berth(t, "stop", "--wait", "3f2a")
 	want := "task 3f2a9c1b (10-llm-small) is STOPPED: stopped by an operator\n"
-	if out != want || errs != "" || code != 0 {
-		t.Errorf("got %q, %q, %d; want %q", out, errs, code, want)
+	progress := "task 3f2a9c1b (10-llm-small) is DEACTIVATING\n1 task stopped\n"
+	if out != want || errs != progress || code != 0 {
+		t.Errorf("got %q, %q, %d; want %q, %q", out, errs, code, want, progress)
 	}
 	if asked := a.requests(); !slices.Contains(asked, "POST /v1/tasks/3f2a9c1b7d5e4f60a1b2c3d4e5f60718/stop") {
 		t.Errorf("asked %v", asked)
@@ -184,7 +186,7 @@ func TestStopGivesUpWaiting(t *testing.T) {
 	a := startAgent(t)
 	a.stopping = 1 << 30
 	_, errs, code := a.berth(t, "stop", "--wait", "--timeout", "300ms", "3f2a")
-	if want := "berth: task 3f2a9c1b is still DEACTIVATING after 300ms; berth logs 3f2a9c1b says what it does\n"; errs != want || code != 1 {
+	if want := "berth: still waiting after 300ms; what was asked for goes on: task 3f2a9c1b (10-llm-small) is DEACTIVATING\n"; !strings.HasSuffix(errs, want) || code != 4 {
 		t.Errorf("got %q, %d; want %q", errs, code, want)
 	}
 }

@@ -15,7 +15,11 @@ func (a *app) doctorCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var checks []api.Check
-			raw, err := a.client().get(cmd.Context(), doctorTimeout, api.PathDoctor, &checks)
+			socket := a.socket
+			if socket == a.serverSocket && !cmd.Flags().Changed("socket") && a.getenv("BERTH_SOCKET") == "" {
+				socket = agentSocket // it is the agent's needs that are checked
+			}
+			raw, err := a.clientAt(socket).get(cmd.Context(), doctorTimeout, api.PathDoctor, nil, &checks)
 			if err != nil {
 				return err
 			}

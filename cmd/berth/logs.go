@@ -24,6 +24,8 @@ func (a *app) logsCommand() *cobra.Command {
 		Use:   "logs [-f] [--tail N] TASK[/CONTAINER]",
 		Short: "Print what a container wrote to stdout and stderr",
 		Args:  cobra.ExactArgs(1),
+
+		ValidArgsFunction: a.completing(a.logTargets),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("tail") && tail < 1 {
 				return usageError("--tail: %d is less than 1; leave it out for all lines", tail)
@@ -37,10 +39,10 @@ func (a *app) logsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if container, err = oneContainer(t, container); err != nil {
+			if container, err = oneContainer(t.is, container); err != nil {
 				return err
 			}
-			return a.printLogs(cmd.Context(), c, t, container, follow, tail)
+			return a.printLogs(cmd.Context(), c, t.is, container, follow, tail)
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the container has ended")
@@ -59,11 +61,11 @@ func oneContainer(t api.Task, name string) (string, error) {
 	}
 	switch {
 	case len(names) == 0:
-		return "", fmt.Errorf("task %s (%s) has no container yet: it is %s", shortID(t.ID), t.Name, t.LastStatus)
+		return "", fmt.Errorf("task %s (%s) has no container yet: it is %s", shortID(t.ID), nameOf(t), t.LastStatus)
 	case name != "":
-		return "", fmt.Errorf("task %s (%s) has no container %q; it has %s", shortID(t.ID), t.Name, name, strings.Join(names, ", "))
+		return "", fmt.Errorf("task %s (%s) has no container %q; it has %s", shortID(t.ID), nameOf(t), name, strings.Join(names, ", "))
 	case len(names) > 1:
-		return "", fmt.Errorf("task %s (%s) has %d containers; name one of them: %s/%s", shortID(t.ID), t.Name, len(names),
+		return "", fmt.Errorf("task %s (%s) has %d containers; name one of them: %s/%s", shortID(t.ID), nameOf(t), len(names),
 			shortID(t.ID), strings.Join(names, ", "+shortID(t.ID)+"/"))
 	}
 	return names[0], nil
@@ -77,7 +79,7 @@ func (a *app) printLogs(ctx context.Context, c *client, t api.Task, container st
 	if tail > 0 {
 		query.Set("tail", strconv.Itoa(tail))
 	}
-	body, err := c.open(ctx, http.MethodGet, taskPath(api.PathLogs, t.ID), query)
+	body, err := c.open(ctx, http.MethodGet, pathOf(api.PathLogs, t.ID), query, nil)
 	if err != nil {
 		return err
 	}

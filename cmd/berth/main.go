@@ -1,10 +1,11 @@
-// Command berth is what an operator types: it shows what a machine's agent holds
-// and runs, and asks it to stop a task. It is pure Go and knows nothing but the
-// agent's local API (package api) and, for machines without a GPU, the doors of
-// the two simulators.
+// Command berth is what an operator types. It shows what the machines hold and run, and
+// asks the placement server, or the agent of one machine, for tasks, services, drains
+// and replacements. It is pure Go; the operator's commands know nothing but the local
+// API (package api) and, for machines without a GPU, the doors of the two simulators.
 //
-// It keeps no state. Each subcommand is a file: flags, one or two requests, and
-// printing.
+// They keep no state and decide nothing. Each subcommand is a file: flags, one or two
+// requests, and printing; the ones that wait look again until what they asked for has
+// come about.
 package main
 
 import (

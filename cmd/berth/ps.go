@@ -12,40 +12,51 @@ import (
 
 func (a *app) psCommand() *cobra.Command {
 	var all bool
+	var f taskFilter
 	cmd := &cobra.Command{
-		Use:   "ps",
+		Use:   "ps [--service NAME] [--instance NAME]",
 		Short: "List the tasks, a line per container",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c := a.client()
-			tasks, raw, err := c.tasks(cmd.Context())
+			tasks, err := c.tasks(cmd.Context(), f)
 			if err != nil {
 				return err
 			}
 			if a.json() {
-				return a.printJSON(raw)
+				return a.printJSON(tasks)
 			}
-			inst, _, err := c.instance(cmd.Context())
+			insts, err := c.instances(cmd.Context())
 			if err != nil {
 				return err
 			}
-			a.printTasks(tasks, inst, all)
+			a.printTasks(bare(tasks), bare(insts), all)
 			return nil
 		},
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "show the stopped tasks too")
+	cmd.Flags().StringVar(&f.service, "service", "", "only the tasks of this service")
+	cmd.Flags().StringVar(&f.instance, "instance", "", "only the tasks on this machine")
+	_ = cmd.RegisterFlagCompletionFunc("service", a.completing(a.serviceNames))
+	_ = cmd.RegisterFlagCompletionFunc("instance", a.completing(a.instanceNames))
 	return cmd
 }
 
-func (a *app) printTasks(tasks []api.Task, inst api.Instance, all bool) {
-	rows := [][]string{{"TASK", "NAME", "CONTAINER", "STATUS", "HEALTH", "GPU", "MEMORY", "COMPUTE", "RESTARTS", "AGE", "REASON"}}
+func (a *app) printTasks(tasks []api.Task, insts []api.Instance, all bool) {
+	rows := [][]string{{"TASK", "NAME", "INSTANCE", "CONTAINER", "STATUS", "HEALTH", "GPU", "MEMORY", "COMPUTE", "RESTARTS", "AGE", "REASON"}}
+	gpus := gpuNames(insts)
 	hidden := 0
 	for _, t := range tasks {
 		if t.LastStatus == api.StatusStopped && !all {
 			hidden++
 			continue
 		}
-		rows = append(rows, a.taskRows(t, gpuNames(inst))...)
+		rows = append(rows, a.taskRows(t, gpus)...)
+	}
+	if len(insts) < 2 {
+		for i, row := range rows {
+			rows[i] = append(row[:2:2], row[3:]...)
+		}
 	}
 	if len(rows) > 1 {
 		a.table(rows)
@@ -55,7 +66,7 @@ func (a *app) printTasks(tasks []api.Task, inst api.Instance, all bool) {
 	if hidden > 0 {
 		fmt.Fprintf(a.out, "%s not shown; berth ps -a shows them\n", plural(hidden, "stopped task"))
 	}
-	for _, line := range waitingLines(inst) {
+	for _, line := range waitingLines(insts...) {
 		fmt.Fprintln(a.out, line)
 	}
 }
@@ -68,9 +79,9 @@ func (a *app) taskRows(t api.Task, gpus map[string]string) [][]string {
 	}
 	var rows [][]string
 	for i, c := range containers {
-		id, name, old := "", "", ""
+		id, name, where, old := "", "", "", ""
 		if i == 0 {
-			id, name, old = shortID(t.ID), t.Name, age(a.now(), t.CreatedAt)
+			id, name, where, old = shortID(t.ID), nameOf(t), dash(t.Instance), age(a.now(), t.CreatedAt)
 		}
 		memory, compute := "-", "-"
 		if c.MemoryInMiB > 0 {
@@ -79,7 +90,7 @@ func (a *app) taskRows(t api.Task, gpus map[string]string) [][]string {
 		if c.MaxComputePct > 0 {
 			compute = fmt.Sprintf("%d%%", c.MaxComputePct)
 		}
-		rows = append(rows, []string{id, name, dash(c.Name), dash(c.LastStatus), dash(c.HealthStatus), gpuList(c.GPUIDs, gpus),
+		rows = append(rows, []string{id, name, where, dash(c.Name), dash(c.LastStatus), dash(c.HealthStatus), gpuList(c.GPUIDs, gpus),
 			memory, compute, strconv.Itoa(c.RestartCount), old, rowReason(t, c, i == 0)})
 	}
 	return rows
@@ -112,6 +123,9 @@ func rowReason(t api.Task, c api.Container, first bool) string {
 			if s != "" && s != c.Reason {
 				parts = append(parts, s)
 			}
+		}
+		if t.Replaces != "" && t.LastStatus == api.StatusPending {
+			parts = append(parts, "replaces "+shortID(t.Replaces))
 		}
 	}
 	return strings.Join(parts, "; ")

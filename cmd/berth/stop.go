@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -10,70 +12,96 @@ import (
 	"github.com/berth-gpu/berth/api"
 )
 
-// waitEvery is how often stop --wait looks whether the task has stopped.
-const waitEvery = 200 * time.Millisecond
-
 func (a *app) stopCommand() *cobra.Command {
-	var wait bool
-	var timeout time.Duration
+	var w waitFlags
 	cmd := &cobra.Command{
-		Use:   "stop TASK",
-		Short: "Stop a task: TERM, its stop timeout, then KILL",
-		Args:  cobra.ExactArgs(1),
+		Use:               "stop TASK...",
+		Short:             "Stop tasks: TERM, their stop timeout, then KILL",
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.completing(a.taskIDs),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c := a.client()
-			t, err := c.task(cmd.Context(), args[0])
-			if err != nil {
+			if err := w.limit(); err != nil {
 				return err
 			}
-			if t.LastStatus != api.StatusStopped {
-				if err := c.post(cmd.Context(), taskPath(api.PathStop, t.ID)); err != nil {
-					return err
-				}
-				if t, err = c.task(cmd.Context(), t.ID); err != nil {
-					return err
-				}
-			}
-			if wait {
-				if t, err = c.stopped(cmd.Context(), t, timeout); err != nil {
-					return err
-				}
-			}
-			if a.json() {
-				return a.printJSON(t)
-			}
-			if t.LastStatus == api.StatusStopped {
-				fmt.Fprintf(a.out, "task %s (%s) is STOPPED: %s\n", shortID(t.ID), t.Name, dash(t.StoppedReason))
-			} else {
-				fmt.Fprintf(a.out, "task %s (%s) is being stopped; it is %s now\n", shortID(t.ID), t.Name, t.LastStatus)
-			}
-			return nil
+			return a.stop(cmd.Context(), args, w)
 		},
 	}
-	cmd.Flags().BoolVar(&wait, "wait", false, "return when the task has stopped")
-	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Minute, "with --wait: give up after this long")
+	w.add(cmd, "return when they have stopped", 5*time.Minute)
 	return cmd
 }
 
-// stopped waits until the task is STOPPED, for limit at most.
-func (c *client) stopped(ctx context.Context, t api.Task, limit time.Duration) (api.Task, error) {
-	deadline := time.NewTimer(limit)
-	defer deadline.Stop()
-	tick := time.NewTicker(waitEvery)
-	defer tick.Stop()
-	for t.LastStatus != api.StatusStopped {
-		select {
-		case <-ctx.Done():
-			return t, fmt.Errorf("interrupted while task %s is %s; it goes on stopping", shortID(t.ID), t.LastStatus)
-		case <-deadline.C:
-			return t, fmt.Errorf("task %s is still %s after %s; berth logs %s says what it does", shortID(t.ID), t.LastStatus, limit, shortID(t.ID))
-		case <-tick.C:
-		}
-		now, err := c.task(ctx, t.ID)
+func (a *app) stop(ctx context.Context, refs []string, w waitFlags) error {
+	c := a.client()
+	// All are found before any is stopped: a name that is none stops nothing.
+	tasks := make([]kept[api.Task], 0, len(refs))
+	for _, ref := range refs {
+		t, err := c.task(ctx, ref)
 		if err != nil {
-			return t, err
+			return err
 		}
-		t = now
+		tasks = append(tasks, t)
 	}
-	return t, nil
+	for i, t := range tasks {
+		if t.is.LastStatus == api.StatusStopped {
+			continue
+		}
+		if _, err := c.send(ctx, http.MethodPost, pathOf(api.PathStop, t.is.ID), nil, nil, nil); err != nil {
+			return err
+		}
+		now, err := c.task(ctx, t.is.ID)
+		if err != nil {
+			return err
+		}
+		tasks[i] = now
+	}
+	if w.wait {
+		if err := a.awaitStopped(ctx, c, tasks, w.timeout); err != nil {
+			return err
+		}
+	}
+	if a.json() {
+		if len(tasks) == 1 {
+			return a.printJSON(tasks[0])
+		}
+		return a.printJSON(tasks)
+	}
+	for _, t := range bare(tasks) {
+		if t.LastStatus == api.StatusStopped {
+			fmt.Fprintf(a.out, "task %s (%s) is STOPPED: %s\n", shortID(t.ID), nameOf(t), dash(t.StoppedReason))
+		} else {
+			fmt.Fprintf(a.out, "task %s (%s) is being stopped; it is %s now\n", shortID(t.ID), nameOf(t), t.LastStatus)
+		}
+	}
+	return nil
+}
+
+// awaitStopped waits until all tasks are STOPPED, and leaves them as they are then.
+func (a *app) awaitStopped(ctx context.Context, c *client, tasks []kept[api.Task], limit time.Duration) error {
+	return a.await(ctx, limit, func(ctx context.Context) (bool, string, error) {
+		var left []string
+		for i, t := range tasks {
+			if t.is.LastStatus == api.StatusStopped {
+				continue
+			}
+			now, err := c.task(ctx, t.is.ID)
+			if err != nil {
+				return false, "", err
+			}
+			if tasks[i] = now; now.is.LastStatus != api.StatusStopped {
+				left = append(left, fmt.Sprintf("task %s (%s) is %s", shortID(now.is.ID), nameOf(now.is), now.is.LastStatus))
+			}
+		}
+		if len(left) == 0 {
+			return true, fmt.Sprintf("%s stopped", plural(len(tasks), "task")), nil
+		}
+		return false, strings.Join(left[:1], "") + more(len(left)-1), nil
+	})
+}
+
+// more says that there are n others.
+func more(n int) string {
+	if n <= 0 {
+		return ""
+	}
+	return fmt.Sprintf(", and %d more", n)
 }

@@ -63,29 +63,54 @@ func plural(n int, one string) string {
 	return fmt.Sprintf("%d %ss", n, one)
 }
 
-// gpuNames maps each GPU's id to what an operator calls it on this machine.
-func gpuNames(inst api.Instance) map[string]string {
-	names := make(map[string]string, len(inst.GPUs))
-	for _, g := range inst.GPUs {
-		names[g.ID] = strconv.Itoa(g.Index)
+// isID says whether s is a task's id: 32 hex digits.
+func isID(s string) bool {
+	return len(s) == 32 && strings.Trim(s, "0123456789abcdef") == ""
+}
+
+// nameOf is what a table calls a task: its service's, its file's or its family's name.
+func nameOf(t api.Task) string {
+	switch {
+	case serviceOf(t) != "":
+		return serviceOf(t)
+	case t.Name != "" && t.Name != t.ID && !isID(t.Name):
+		return t.Name
+	}
+	return t.Family
+}
+
+// gpuNames maps each GPU's id to what an operator calls it on its machine.
+func gpuNames(insts []api.Instance) map[string]string {
+	names := make(map[string]string)
+	for _, inst := range insts {
+		for _, g := range inst.GPUs {
+			names[g.ID] = strconv.Itoa(g.Index)
+		}
 	}
 	return names
 }
 
 // waitingLines is what a person must know besides what runs: each wanted task that
-// waits, with its reasons, and each file that was refused, with its problems.
-func waitingLines(inst api.Instance) []string {
+// waits, with its reasons, and each file that was refused, with its problems. Where
+// there are several machines, the machine's name comes first.
+func waitingLines(insts ...api.Instance) []string {
 	var lines []string
-	for _, w := range inst.Waiting {
-		lines = append(lines, fmt.Sprintf("waiting  %s (%s)", w.Name, w.Family))
-		for _, r := range w.Reasons {
-			lines = append(lines, "         "+r)
+	for _, inst := range insts {
+		where := ""
+		if len(insts) > 1 {
+			where = inst.Name + ": "
 		}
-	}
-	for _, p := range inst.Problems {
-		lines = append(lines, fmt.Sprintf("refused  %s", p.Name))
-		for _, s := range p.Problems {
-			lines = append(lines, "         "+s)
+		for _, w := range inst.Waiting {
+			lines = append(lines, fmt.Sprintf("waiting  %s%s (%s)", where, w.Name, w.Family))
+			for _, r := range w.Reasons {
+				lines = append(lines, "         "+r)
+			}
+		}
+		for _, p := range inst.Problems {
+			lines = append(lines, fmt.Sprintf("refused  %s%s", where, p.Name))
+			for _, s := range p.Problems {
+				lines = append(lines, "         "+s)
+			}
 		}
 	}
 	return lines
