@@ -74,7 +74,7 @@ func (f *Fleet) Load(kind, key string, data json.RawMessage) error {
 	var err error
 	switch kind {
 	case KindDefinition:
-		err = load(data, key, func(d *Definition) string { return DefinitionKey(d.Family, d.Revision) }, f.setDefinition)
+		err = load(data, key, (*Definition).Key, f.setDefinition)
 	case KindService:
 		err = load(data, key, func(s *Service) string { return s.Name }, func(s *Service) error { f.services[key] = s; return nil })
 	case KindInstance:
