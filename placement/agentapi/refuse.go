@@ -25,11 +25,14 @@ func judge(hello *agentpb.Hello, server agentpb.Side, cluster string) *agentpb.R
 	if !instanceName.MatchString(hello.Instance) {
 		return invalid("instance is %.100q, and has to be 1 to 63 letters, digits and any of \"-_.\": set instance in the agent's settings", hello.Instance)
 	}
+	if hello.AgentId == "" {
+		return invalid("agent_id is empty: is it a berth-agent that connects here?")
+	}
 	for _, word := range []struct{ name, value string }{
 		{"agent_id", hello.AgentId}, {"boot_id", hello.BootId}, {"version", hello.Version},
 	} {
-		if len(word.value) > longest || word.name == "agent_id" && word.value == "" {
-			return invalid("%s has %d bytes, and has to have 1 to %d: is it a berth-agent that connects here?", word.name, len(word.value), longest)
+		if len(word.value) > longest {
+			return invalid("%s has %d bytes, and may have %d: is it a berth-agent that connects here?", word.name, len(word.value), longest)
 		}
 	}
 	if hello.Cluster != cluster {

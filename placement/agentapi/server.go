@@ -19,9 +19,10 @@ import (
 )
 
 const (
-	farewell = 2 * time.Second // for the last word to an agent, before its connection is closed
-	idle     = time.Minute     // a connection without a stream
-	window   = 256 << 10       // bytes that wait unread per stream; fixed, so that 1,000 agents cannot take gigabytes
+	farewell  = 2 * time.Second // for the last word to an agent, before its connection is closed
+	handshake = 5 * time.Second // for a new connection; as long as one can hold up the end of Serve
+	idle      = time.Minute     // for a connection without a stream
+	window    = 256 << 10       // bytes that wait unread per stream; fixed, so that 1,000 agents cannot take gigabytes
 )
 
 // ErrNotConnected is what there is to say of an instance without a stream.
@@ -139,7 +140,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		// that have no stream, and to what lies between.
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idle, Time: s.o.Lease, Timeout: s.o.Lease}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.ConnectionTimeout(s.o.Lease),
+		grpc.ConnectionTimeout(handshake),
 		grpc.MaxConcurrentStreams(4), // one, and one that takes its place
 		grpc.MaxRecvMsgSize(agentpb.MaxMessage),
 		grpc.StaticStreamWindowSize(window),

@@ -18,6 +18,8 @@ import (
 
 type stream = grpc.BidiStreamingServer[agentpb.FromAgent, agentpb.FromServer]
 
+var errBroke = errors.New("the agent's stream broke")
+
 // session is one stream whose agent speaks for an instance.
 type session struct {
 	door     *door
@@ -70,6 +72,7 @@ func (d *door) Connect(st stream) error {
 		zap.String("version", hello.Version), zap.Uint32("protocol", hello.Protocol))
 	d.readers.Go(func() {
 		se.read()
+		se.lose(errBroke) // where it was not the reader that found out
 		se.leave(true)
 	})
 	return se.write()
@@ -218,7 +221,7 @@ func (se *session) read() {
 			se.end(errors.New("the agent closed its stream"), nil)
 			return
 		} else if err != nil {
-			se.lose(fmt.Errorf("the agent's stream broke: %w", err))
+			se.lose(fmt.Errorf("%w: %w", errBroke, err))
 			return
 		}
 		if !se.hear() {
@@ -288,7 +291,7 @@ func (se *session) write() error {
 	for se.ctx.Err() == nil {
 		if m != nil {
 			if err := send(m); err != nil {
-				se.lose(fmt.Errorf("the agent's stream broke: %w", err))
+				se.lose(fmt.Errorf("%w: %w", errBroke, err))
 				break
 			}
 			pulse.Reset(d.o.Pulse)
@@ -303,8 +306,7 @@ func (se *session) write() error {
 		case <-se.ctx.Done():
 		}
 	}
-	// The stream's own end can come before the reader has seen it.
-	se.lose(errors.New("the agent's stream broke"))
+	se.lose(errBroke) // the context's end can be the first sign of it
 	se.mu.Lock()
 	why, last := se.why, se.last
 	se.mu.Unlock()
