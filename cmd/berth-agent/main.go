@@ -1,5 +1,6 @@
 // Command berth-agent is the service on a GPU machine: it holds the GPUs through
-// NVIDIA MPS and runs the tasks whose definitions lie in its task folder.
+// NVIDIA MPS and runs the tasks that a placement server orders, or without one those
+// whose definitions lie in its task folder.
 package main
 
 import (
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -15,6 +17,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/berth-gpu/berth/agent"
+	"github.com/berth-gpu/berth/agent/stream"
 	"github.com/berth-gpu/berth/config"
 )
 
@@ -47,7 +50,7 @@ func runCommand() *cobra.Command {
 				ctx, cancel := context.WithCancel(ctx)
 				defer cancel()
 				source := make(chan error, 1)
-				go func() { source <- watchFolder(ctx, a, s.TaskDir, log) }()
+				go func() { source <- watchSource(ctx, a, s, log) }()
 				err := a.Run(ctx)
 				cancel()
 				if ended := <-source; err == nil && !errors.Is(ended, context.Canceled) {
@@ -56,6 +59,17 @@ func runCommand() *cobra.Command {
 				return err
 			})
 		}}
+}
+
+// watchSource keeps the agent's wanted tasks those of its one source.
+func watchSource(ctx context.Context, a *agent.Agent, s *config.Agent, log *zap.Logger) error {
+	if len(s.Server.Address) == 0 {
+		return watchFolder(ctx, a, s.TaskDir, log)
+	}
+	if ignored, _ := filepath.Glob(filepath.Join(s.TaskDir, "*.json")); len(ignored) > 0 {
+		log.Warn("files of the task folder are not read: server.address names a placement server, which says what is wanted here", zap.Strings("files", ignored))
+	}
+	return stream.Run(ctx, a, s, version, log)
 }
 
 func purgeCommand() *cobra.Command {
