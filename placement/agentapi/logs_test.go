@@ -213,7 +213,7 @@ func sendLog(a *agentapitest.Agent, request *agentpb.LogRequest, data []byte, ot
 }
 
 func TestSlowLogReaderDelaysNothingElse(t *testing.T) {
-	data := bytes.Repeat([]byte("0123456789abcde\n"), 10<<20/16)
+	data := bytes.Repeat([]byte("0123456789abcde\n"), 2<<20/16)
 	bubble(t, func(t *testing.T, r *rig) {
 		a := r.agent("i-1", "a")
 		l := r.log(t.Context(), "i-1", &agentpb.LogRequest{Task: "t"})
@@ -308,7 +308,7 @@ func TestMostLogsAtATime(t *testing.T) {
 		session := r.session("i-1")
 		// The agent is not asked for what was closed before its turn came.
 		for revision := range uint64(3) {
-			r.server.Send("i-1", session, big(revision))
+			r.server.Send("i-1", session, large(revision))
 			time.Sleep(time.Millisecond)
 		}
 		for i := range 100 {

@@ -72,8 +72,8 @@ func TestAgentIsNotSilentWhileItsReportIsHandled(t *testing.T) {
 	})
 }
 
-// big is orders that fill any window.
-func big(revision uint64) *agentpb.Orders {
+// large is orders that fill any window.
+func large(revision uint64) *agentpb.Orders {
 	return &agentpb.Orders{Revision: revision, Tasks: []*agentpb.Wanted{{Name: "t", Definition: []byte(strings.Repeat("x", 1<<20))}}}
 }
 
@@ -82,7 +82,7 @@ func TestAgentThatDoesNotReadIsCutOff(t *testing.T) {
 		a := r.agent("i-1", "a")
 		session := r.session("i-1")
 		for revision := range uint64(10) {
-			r.server.Send("i-1", session, big(revision))
+			r.server.Send("i-1", session, large(revision))
 			time.Sleep(time.Millisecond)
 		}
 		for start := time.Now(); time.Since(start) < lease-time.Second; time.Sleep(pulse / 2) {
@@ -102,7 +102,11 @@ func TestNewestOrdersWin(t *testing.T) {
 		a := r.agent("i-1", "a")
 		session := r.session("i-1")
 		for revision := range uint64(1000) {
-			r.server.Send("i-1", session, big(revision+1))
+			orders := &agentpb.Orders{Revision: revision + 1}
+			if revision < 3 {
+				orders = large(revision + 1)
+			}
+			r.server.Send("i-1", session, orders)
 			if revision%100 == 0 {
 				time.Sleep(time.Millisecond)
 			}
@@ -257,7 +261,7 @@ func TestMutePeers(t *testing.T) {
 		}
 		a := r.agent("i-1", "a") // which does not read
 		for revision := range uint64(3) {
-			r.server.Send("i-1", r.session("i-1"), big(revision))
+			r.server.Send("i-1", r.session("i-1"), large(revision))
 			time.Sleep(time.Millisecond)
 		}
 		start = time.Now()
