@@ -8,22 +8,28 @@ import (
 // Take is the machine with a task placed on it, on the GPUs that Place gave. The
 // machine itself stays as it is.
 func (m Machine) Take(d Demand, gpus []string) Machine {
+	m.Ports = maps.Clone(m.Ports)
+	m.GPUs = slices.Clone(m.GPUs)
+	m.Hold(d, gpus)
+	return m
+}
+
+// Hold takes what a task holds on those GPUs off the machine. A demand for no GPU that
+// has some all the same holds them whole.
+func (m *Machine) Hold(d Demand, gpus []string) {
 	m.CPU -= d.CPU
 	m.MemoryMiB -= d.MemoryMiB
-	m.Ports = maps.Clone(m.Ports)
-	if m.Ports == nil {
+	if m.Ports == nil && len(d.Ports) > 0 {
 		m.Ports = map[Port]bool{}
 	}
 	for _, p := range d.Ports {
 		m.Ports[p] = true
 	}
-	m.GPUs = slices.Clone(m.GPUs)
 	for i := range m.GPUs {
 		if slices.Contains(gpus, m.GPUs[i].ID) {
 			m.GPUs[i].take(d)
 		}
 	}
-	return m
 }
 
 func (g *GPU) take(d Demand) {

@@ -80,15 +80,23 @@ func (f *Fleet) Load(kind, key string, data json.RawMessage) error {
 	case KindInstance:
 		err = load(data, key, func(i *Instance) string { return i.ID }, func(i *Instance) error { f.setInstance(i); return nil })
 	case KindTask:
-		err = load(data, key, func(t *Task) string { return t.ID }, func(t *Task) error { f.setTask(t); f.mayBeOver(t.Instance); return nil })
+		err = load(data, key, func(t *Task) string { return t.ID }, f.loadTask)
 	case KindCounter:
-		err = load(data, key, func(*Counter) string { return key }, func(c *Counter) error { f.counters[key] = c.Value; return nil })
+		err = load(data, key, func(*Counter) string { return key }, func(c *Counter) error { f.counters[key] = max(f.counters[key], c.Value); return nil })
 	default:
 		return fmt.Errorf("record %s/%s: the fleet holds no records of kind %q", kind, key, kind)
 	}
 	if err != nil {
 		return fmt.Errorf("record %s/%s: %w", kind, key, err)
 	}
+	return nil
+}
+
+func (f *Fleet) loadTask(t *Task) error {
+	f.setTask(t)
+	f.mayBeOver(t.Instance)
+	// The counter may have missed the last write before a crash.
+	f.counters[Generation] = max(f.counters[Generation], t.Generation)
 	return nil
 }
 

@@ -3,7 +3,6 @@ package fleet
 import (
 	"cmp"
 	"fmt"
-	"slices"
 
 	"github.com/berth-gpu/berth/api"
 	"github.com/berth-gpu/berth/placement/fit"
@@ -132,35 +131,12 @@ func (f *Fleet) room(m *machine) *fit.Machine {
 		}
 	}
 	for _, t := range f.onInstance[i.ID] {
-		d, known := f.Demand(t.Definition)
-		hold(&r, d, t.GPUs, known)
+		// Of a task whose definition is not known each of its GPUs is taken whole.
+		d, _ := f.Demand(t.Definition)
+		r.Hold(d, t.GPUs)
 	}
 	m.room, m.fresh = r, true
 	return &m.room
-}
-
-// hold takes a task's demand off. Of a task whose definition is not known each of its
-// GPUs is taken whole.
-func hold(r *fit.Machine, d fit.Demand, gpus []string, known bool) {
-	r.CPU -= d.CPU
-	r.MemoryMiB -= d.MemoryMiB
-	for _, p := range d.Ports {
-		r.Ports[p] = true
-	}
-	for n := range r.GPUs {
-		g := &r.GPUs[n]
-		switch {
-		case !slices.Contains(gpus, g.ID):
-		case known && d.GPUMemoryMiB > 0:
-			if g.Mode == fit.Idle {
-				g.Mode, g.Trust = fit.MPS, d.Trust
-			}
-			g.AllocatedMiB += d.GPUMemoryMiB
-			g.Clients += d.Clients
-		default:
-			g.Mode, g.AllocatedMiB, g.Clients = fit.Dedicated, g.TotalMiB, 1
-		}
-	}
 }
 
 // stale says that an instance's room has to be counted again.
