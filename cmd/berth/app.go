@@ -150,10 +150,11 @@ func (a *app) root() *cobra.Command {
 		id, title string
 		commands  []*cobra.Command
 	}{
-		{"see", "See what there is and why:", []*cobra.Command{a.psCommand(), a.topCommand(), a.instancesCommand(), a.explainCommand(), a.logsCommand(), a.eventsCommand()}},
+		{"see", "See what there is and why:", []*cobra.Command{a.psCommand(), a.topCommand(), a.instancesCommand(), a.explainCommand(), a.logsCommand(), a.eventsCommand(), a.replayCommand()}},
 		{"run", "Run:", []*cobra.Command{a.runCommand(), a.serviceCommand(), a.stopCommand()}},
 		{"machines", "Look after machines:", []*cobra.Command{a.drainCommand(), a.replaceCommand(), a.replacementsCommand(), a.doctorCommand()}},
-		{"simulate", "Without a GPU:", []*cobra.Command{a.simCommand(), a.faultCommand()}},
+		{"serve", "Serve:", []*cobra.Command{a.serverCommand()}},
+		{"simulate", "Without a GPU:", []*cobra.Command{a.devCommand(), a.simCommand(), a.faultCommand()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
 		for _, c := range g.commands {
