@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/berth-gpu/berth/agent/state"
 	"go.etcd.io/bbolt"
@@ -141,5 +142,49 @@ func edit(t *testing.T, dir, bucket, key string, v []byte) {
 		return tx.Bucket([]byte(bucket)).Put([]byte(key), v)
 	}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestServer(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	s.Begin("here", "one")
+	id, err := s.AgentID()
+	if err != nil || len(id) != 32 {
+		t.Fatalf("agent id %q, %v", id, err)
+	}
+	for _, term := range []uint64{3, 9, 4} {
+		if err := s.RaiseTerm(term); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.PutHeard(time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	fleet := task("f", "fleet", 7)
+	fleet.Fleet = true
+	if err := s.PutTasks(fleet); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Forget(fleet); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+
+	s = open(t, dir)
+	if rebooted, _ := s.Begin("here", "one"); rebooted {
+		t.Fatal("rebooted")
+	}
+	again, _ := s.AgentID()
+	term, _ := s.Term()
+	heard, _ := s.Heard()
+	floor, _ := s.Floor()
+	last, _ := s.LastGeneration("fleet")
+	if again != id || term != 9 || heard != time.Minute || floor != 7 || last != 0 {
+		t.Errorf("after a restart: id %q (was %q), term %d, heard %s, floor %d, last %d", again, id, term, heard, floor, last)
+	}
+	s.Begin("here", "two")
+	if heard, _ := s.Heard(); heard != 0 {
+		t.Errorf("after a reboot the server was heard at %s", heard)
 	}
 }
