@@ -116,6 +116,18 @@ func TestLogs(t *testing.T) {
 		}
 		l.Close()
 		other.Close()
+		// There is nothing to cancel of what has ended.
+		time.Sleep(time.Millisecond)
+		r.server.Send("i-1", r.session("i-1"), &agentpb.Orders{Revision: 1})
+		for {
+			m, err := a.Receive()
+			if err != nil || m.GetLogCancel() != nil {
+				t.Fatalf("after the logs: %v, %v", m, err)
+			}
+			if m.GetOrders() != nil {
+				break
+			}
+		}
 		a.Close()
 	})
 }

@@ -85,9 +85,6 @@ func (s *Server) SetTerm(term uint64, leading bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.term, s.leading = term, leading
-	if !leading {
-		clear(s.vanished)
-	}
 	for _, se := range s.named {
 		if !leading || se.term != term {
 			r := notLeader()
@@ -143,9 +140,9 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		grpc.ConnectionTimeout(handshake),
 		grpc.MaxConcurrentStreams(4), // one, and one that takes its place
 		grpc.MaxRecvMsgSize(agentpb.MaxMessage),
+		grpc.MaxSendMsgSize(agentpb.MaxMessage), // the error is the server's then, in its log
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(2*window),
-		grpc.SharedWriteBuffer(true),
 		grpc.ReadBufferSize(4<<10),
 		grpc.WaitForHandlers(true),
 	)

@@ -198,7 +198,7 @@ func (se *session) leave(welcomed bool) {
 	s := se.door.Server
 	s.mu.Lock()
 	delete(s.named, se.instance)
-	if kept && s.leading {
+	if kept {
 		s.vanished[se.instance] = vanished{se.agentID, until}
 	}
 	s.mu.Unlock()

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/berth-gpu/berth/api/agentpb"
@@ -93,6 +96,25 @@ func TestAgentThatDoesNotReadIsCutOff(t *testing.T) {
 		r.until("hello i-1 a")
 		time.Sleep(time.Second)
 		r.until("hello i-1 a", "gone i-1: the agent read nothing of what was sent for 10s")
+		a.Close()
+	})
+}
+
+// An end that the server decides does not wait for the lease, though its last word cannot
+// get through.
+func TestEndOfAnAgentThatDoesNotRead(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		a := r.agent("i-1", "a")
+		for revision := range uint64(3) {
+			r.server.Send("i-1", r.session("i-1"), large(revision))
+			time.Sleep(time.Millisecond)
+		}
+		start := time.Now()
+		r.server.Close("i-1", r.session("i-1"), &agentpb.Refusal{Code: agentpb.Refusal_RETIRED, Says: "i-1 was replaced"})
+		r.until("hello i-1 a", "gone i-1: i-1 was replaced")
+		if took := time.Since(start); took > lease/2 {
+			t.Errorf("it took %v", took)
+		}
 		a.Close()
 	})
 }
@@ -254,6 +276,25 @@ func TestMutePeers(t *testing.T) {
 		if took := time.Since(start); took > lease {
 			t.Errorf("a connection without a word lasted %v", took)
 		}
+
+		// One that opens a stream, and leaves it at that.
+		conn, err := grpc.NewClient("passthrough:///server", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return r.listen.DialContext(ctx) }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := agentpb.NewAgentsClient(conn).Connect(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		start = time.Now()
+		if _, err := st.Recv(); err == nil {
+			t.Error("a stream without a Hello is answered")
+		}
+		if took := time.Since(start); took != lease {
+			t.Errorf("a stream without a Hello lasted %v, want %v", took, lease)
+		}
+		conn.Close()
 
 		held, err := r.listen.Dial()
 		if err != nil {
