@@ -2,8 +2,10 @@ package store
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -39,6 +41,7 @@ const (
 	longestSocket = 107     // bytes of a unix socket's address
 	quota         = 4 << 30 // bytes of etcd's database
 	history       = "5m"    // how long what was overwritten is kept
+	readyTimeout  = 20 * time.Second
 )
 
 func startEmbedded(ctx context.Context, dir string, log *zap.Logger) (*embedded, error) {
@@ -60,6 +63,17 @@ func startEmbedded(ctx context.Context, dir string, log *zap.Logger) (*embedded,
 	if b.lock, err = takeLock(filepath.Join(dir, "lock")); err != nil {
 		return nil, err
 	}
+	// Over some damage etcd panics where nobody can catch it. A start after such a
+	// one says so.
+	dying := filepath.Join(dir, "starting")
+	if _, err := os.Stat(dying); err == nil {
+		log.Warn("the last start died while etcd read its files; if this one does too, they are damaged: put back a copy of the folder, or move it away to begin with an empty store", zap.String("folder", dir))
+	}
+	if err := errors.Join(os.WriteFile(dying, nil, 0o600), checkDatabase(filepath.Join(dir, "data", "member", "snap", "db"))); err != nil {
+		b.lock.Close()
+		return nil, err
+	}
+	defer os.Remove(dying)
 	if b.etcd, err = startEtcd(ctx, dir, b.socket, b.logger(log)); err != nil {
 		b.lock.Close()
 		return nil, fmt.Errorf("the embedded etcd cannot start over %s: %w; if its files are damaged, put back a copy of the folder, or move it away to begin with an empty store", dir, err)
@@ -153,14 +167,53 @@ func startEtcd(ctx context.Context, dir, socket string, log *zap.Logger) (*embed
 		return r.etcd, nil
 	case err = <-r.etcd.Err():
 	case err = <-died.says:
-		return nil, err // what died holds locks; Close could wait for ever
 	case <-r.etcd.Server.StopNotify():
 		err = errors.New("it stopped")
+	case <-time.After(readyTimeout):
+		// A log that ends before the database does: every new entry counts as one
+		// that was applied long ago.
+		err = fmt.Errorf("it was not ready within %v; its log, data/member/wal, may be older than its database", readyTimeout)
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	r.etcd.Close()
+	go r.etcd.Close() // one that does not work does not stop either; the process will end
 	return nil, err
+}
+
+// checkDatabase finds a database that is shorter than it was, which etcd would read
+// through a map, and die of. bbolt's file begins with two pages that each say, in the
+// machine's byte order, how many pages there are; the younger one counts.
+func checkDatabase(path string) error {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	const magic, head, size = 0xED0CDAED, 16, 64
+	pageSize := int64(os.Getpagesize())
+	var want, youngest uint64
+	for _, at := range []int64{0, pageSize} {
+		page := make([]byte, head+size)
+		if _, err := f.ReadAt(page, at); err != nil {
+			continue // etcd says what is wrong with so short a one
+		}
+		order, meta := binary.NativeEndian, page[head:]
+		if txn := order.Uint64(meta[48:]); order.Uint32(meta) == magic && txn >= youngest {
+			youngest, want = txn, order.Uint64(meta[40:])*uint64(order.Uint32(meta[8:]))
+		}
+	}
+	if uint64(info.Size()) < want {
+		return fmt.Errorf("%s is damaged: it has %d bytes of %d; put back a copy of the store's folder, %s, or move it away to begin with an empty store",
+			path, info.Size(), want, filepath.Dir(filepath.Dir(filepath.Dir(filepath.Dir(path)))))
+	}
+	return nil
 }
 
 // logger lets warnings and worse through, but for those that say nothing here.

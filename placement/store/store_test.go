@@ -114,6 +114,7 @@ func one(key string, v any) []store.Group { return []store.Group{{{Kind: "task",
 
 // TestRoundTrip: what was committed is there after a restart, and nothing else.
 func TestRoundTrip(t *testing.T) {
+	t.Parallel()
 	dir := folder(t)
 	ctx := limit(t, time.Minute)
 	s := open(t, store.Options{Dir: dir})
@@ -179,6 +180,7 @@ func TestRoundTrip(t *testing.T) {
 
 // TestRefused: a group that cannot be stored is refused before anything is.
 func TestRefused(t *testing.T) {
+	t.Parallel()
 	s := open(t, store.Options{Dir: folder(t)})
 	term := lead(t, s, "one")
 	ctx := limit(t, time.Minute)
@@ -199,6 +201,7 @@ func TestRefused(t *testing.T) {
 
 // TestDeposed: who leads no more changes nothing, and the next one leads.
 func TestDeposed(t *testing.T) {
+	t.Parallel()
 	endpoint, etcd := outside(t)
 	ctx := limit(t, time.Minute)
 	a, b := open(t, store.Options{Endpoints: []string{endpoint}}), open(t, store.Options{Endpoints: []string{endpoint}})
@@ -283,6 +286,7 @@ func TestDeposed(t *testing.T) {
 
 // TestLeaseGone: a leader whose lease is gone is told so.
 func TestLeaseGone(t *testing.T) {
+	t.Parallel()
 	endpoint, etcd := outside(t)
 	ctx := limit(t, time.Minute)
 	s := open(t, store.Options{Endpoints: []string{endpoint}})
@@ -309,6 +313,7 @@ func TestLeaseGone(t *testing.T) {
 // TestCampaignEnds: one that waits to lead stops with its context, and leaves
 // nothing that others would wait for.
 func TestCampaignEnds(t *testing.T) {
+	t.Parallel()
 	endpoint, etcd := outside(t)
 	a, b := open(t, store.Options{Endpoints: []string{endpoint}}), open(t, store.Options{Endpoints: []string{endpoint}})
 	term := lead(t, a, "a")
@@ -331,6 +336,7 @@ func TestCampaignEnds(t *testing.T) {
 
 // TestAside: a damaged record stops nothing, and is kept.
 func TestAside(t *testing.T) {
+	t.Parallel()
 	dir := folder(t)
 	s := open(t, store.Options{Dir: dir})
 	term := lead(t, s, "one")
@@ -372,6 +378,7 @@ func TestAside(t *testing.T) {
 
 // TestNewer: what a newer berth wrote is refused, and left as it is.
 func TestNewer(t *testing.T) {
+	t.Parallel()
 	dir := folder(t)
 	endpoint := socket(dir)
 	s := open(t, store.Options{Dir: dir})
@@ -408,6 +415,7 @@ func TestNewer(t *testing.T) {
 // TestOneProcess: a second server of a folder is told who has it, and the first
 // goes on.
 func TestOneProcess(t *testing.T) {
+	t.Parallel()
 	dir := folder(t)
 	ctx := limit(t, time.Minute)
 	s := open(t, store.Options{Dir: dir})
@@ -426,6 +434,7 @@ func TestOneProcess(t *testing.T) {
 
 // TestCannotOpen: each error says where, and what to do.
 func TestCannotOpen(t *testing.T) {
+	t.Parallel()
 	long := folder(t) + "/" + strings.Repeat("long/", 20)
 	file := filepath.Join(folder(t), "file")
 	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
@@ -443,7 +452,7 @@ func TestCannotOpen(t *testing.T) {
 		{"no certificate", store.Options{Endpoints: []string{"https://127.0.0.1:1"}, CA: file}, `store: .*/file: no certificate in it; want PEM`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := store.Open(limit(t, 3*time.Second), test.options)
+			_, err := store.Open(limit(t, time.Second), test.options)
 			if err == nil || !regexp.MustCompile("^"+test.want+"$").MatchString(err.Error()) {
 				t.Errorf("%v", err)
 			}
@@ -453,6 +462,7 @@ func TestCannotOpen(t *testing.T) {
 
 // TestNoSpace: a full etcd is a problem that is said, and Commit waits for its end.
 func TestNoSpace(t *testing.T) {
+	t.Parallel()
 	dir := folder(t)
 	full(t, dir)
 
@@ -491,17 +501,18 @@ func full(t *testing.T, dir string) {
 
 	s := open(t, store.Options{Endpoints: []string{socket(dir)}})
 	term := lead(t, s, "one")
-	for i := 0; ; i++ {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-		err := term.Commit(ctx, one("x", strings.Repeat(fmt.Sprint(i%10), 1<<19)))
+	ctx, cancel := context.WithCancel(limit(t, 30*time.Second))
+	go func() {
+		for s.Problem() == "" && ctx.Err() == nil {
+			time.Sleep(10 * time.Millisecond)
+		}
 		cancel()
-		if err == nil && i < 100 {
-			continue
-		}
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "database space exceeded") {
-			t.Fatal(i, err)
-		}
-		break
+	}()
+	for i := 0; err == nil; i++ {
+		err = term.Commit(ctx, one("x", strings.Repeat(fmt.Sprint(i%10), 1<<19)))
+	}
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "database space exceeded") {
+		t.Fatal(err)
 	}
 	want := "etcd at " + socket(dir) + " is full (NOSPACE): nothing can be changed; compact and defragment it, then run etcdctl alarm disarm"
 	if says := s.Problem(); says != want {
