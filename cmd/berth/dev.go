@@ -27,6 +27,9 @@ const (
 	devEnd    = 2 * time.Minute // for one to be taken away
 )
 
+// sampleImage is what the task definitions of testdata run.
+const sampleImage = "berth-sample:latest"
+
 const devHelp = `A whole system with one command, on a machine without a GPU: a placement server
 with its embedded store, and simulated machines, each an agent of its own. It needs root
 and a Docker engine.
@@ -75,7 +78,7 @@ func (d devSystem) settings() (*config.Server, error) {
 		"BERTH_PLACEMENT_PROVIDER="+config.ProviderDev,
 		"BERTH_PLACEMENT_DEV_DIR="+filepath.Join(dir, "machines"),
 		fmt.Sprintf("BERTH_PLACEMENT_DEV_GPUS=%d", d.gpus),
-		fmt.Sprintf("BERTH_PLACEMENT_DEV_GPU_MEMORY_MIB=%d", d.gpuMemory),
+		fmt.Sprintf("BERTH_PLACEMENT_DEV_GPU_MEMORY=%d", d.gpuMemory),
 		"BERTH_PLACEMENT_DATA_DIR="+filepath.Join(dir, "server"),
 		"BERTH_PLACEMENT_SOCKET="+filepath.Join(d.runDir, filepath.Base(serverSocket)),
 		"BERTH_PLACEMENT_AGENTS_LISTEN=unix:"+filepath.Join(d.runDir, "agents.sock"))
@@ -154,6 +157,12 @@ func (a *app) dev(ctx context.Context, d devSystem) error {
 
 // devMachines starts the machines that do not run, and makes those that are missing.
 func (a *app) devMachines(ctx context.Context, d devSystem, machines *dev.Provider, log *zap.Logger) error {
+	bounded, cancel := context.WithTimeout(ctx, devLaunch)
+	err := machines.LoadSample(bounded, sampleImage)
+	cancel()
+	if err != nil {
+		return err
+	}
 	have, err := machines.List(ctx)
 	if err != nil {
 		return err
@@ -178,7 +187,7 @@ func (a *app) devMachines(ctx context.Context, d devSystem, machines *dev.Provid
 		fmt.Fprintf(a.out, "%s: %d simulated GPUs of %d MiB\n", m.ID, d.gpus, d.gpuMemory)
 		names = append(names, m.ID)
 	}
-	bounded, cancel := context.WithTimeout(ctx, devJoin)
+	bounded, cancel = context.WithTimeout(ctx, devJoin)
 	defer cancel()
 	for {
 		joined := 0
