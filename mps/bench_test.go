@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berth-gpu/berth/api/flight"
 	"github.com/berth-gpu/berth/mps"
 )
 
@@ -68,6 +69,44 @@ func BenchmarkNoticeDeadDaemon(b *testing.B) {
 	slices.Sort(took)
 	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1e3, "median-ms")
 	b.ReportMetric(float64(took[len(took)-1].Microseconds())/1e3, "worst-ms")
+}
+
+// BenchmarkStep is one decision, without a flight recorder and with one: that of a
+// GPU that is well, each second, and one that changes something.
+func BenchmarkStep(b *testing.B) {
+	w := newWorld(mps.Record{BootID: "boot", ID: "x", Daemon: mps.Process{PID: 1, Start: 1}, Server: mps.Process{PID: 2, Start: 2}, Use: mps.UseMPS, Exclusive: true}, "")
+	w.exclusive = true
+	for range 10 {
+		if e := goesWell(&w); e != nil {
+			w.step(e, true)
+		} else {
+			w.step(mps.Tick{}, true)
+		}
+	}
+	if w.s.Phase != mps.PhaseHeld {
+		b.Fatal(w.s.Phase)
+	}
+	recorder, err := flight.Open(b.TempDir(), 16<<20, zapNop)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer recorder.Close()
+	recorded := mps.Hooks{Decided: func(in, out any) { recorder.Record("mps.Step", testUUID, in, out) }}
+	for _, decision := range []struct {
+		name  string
+		event mps.Event
+	}{{"a tick", mps.Tick{}}, {"a loss", mps.Exited{Process: w.s.Server}}} {
+		for _, with := range []struct {
+			name  string
+			hooks mps.Hooks
+		}{{"not recorded", mps.Hooks{}}, {"recorded", recorded}} {
+			b.Run(decision.name+", "+with.name, func(b *testing.B) {
+				for b.Loop() {
+					with.hooks.Step(w.s, decision.event, w.now)
+				}
+			})
+		}
+	}
 }
 
 // BenchmarkIdle is what eight holders of quiet GPUs use of one core, at the default

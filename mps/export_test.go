@@ -44,4 +44,5 @@ func Survives(s State, e Event, now time.Time) error {
 // EventTypes are those that a recorded decision may have, by name.
 func EventTypes() map[string]reflect.Type { return events }
 
-var Routine = routine
+// Step is mps.Step as a Holder's loop takes it, with Decided.
+func (h Hooks) Step(s State, e Event, now time.Time) (State, []Action) { return h.step(s, e, now) }

@@ -89,11 +89,7 @@ func (l *loop) run(ctx context.Context) error {
 func (l *loop) step(e Event) {
 	h := l.h
 	before := h.state // the loop alone writes it
-	now := time.Now()
-	after, actions := Step(before, e, now)
-	if h.hooks.Decided != nil && !routine(before, after, actions) {
-		h.hooks.Decided(decided{before, e, now}, follows{after, actions})
-	}
+	after, actions := h.hooks.step(before, e, time.Now())
 	h.mu.Lock()
 	h.state = after
 	h.mu.Unlock()

@@ -108,6 +108,15 @@ func strictly(b []byte, into any) error {
 	return nil
 }
 
+// step is Step, and tells Decided of it.
+func (h Hooks) step(s State, e Event, now time.Time) (State, []Action) {
+	after, actions := Step(s, e, now)
+	if h.Decided != nil && !routine(s, after, actions) {
+		h.Decided(decided{s, e, now}, follows{after, actions})
+	}
+	return after, actions
+}
+
 // routine says that a decision is not worth to be kept: nothing changed but the
 // rhythm of inspections. A GPU that is well makes such ones each second.
 func routine(before, after State, actions []Action) bool {
