@@ -205,5 +205,9 @@ func (l *loader) late(key, rule string, args ...any) {
 	if !ok {
 		from = source{"default", key}
 	}
-	l.report(from.where, from.key, strconv.Quote(l.fields[key].show()), rule, args...)
+	value := l.fields[key].show()
+	if l.fields[key].tag == tagText {
+		value = strconv.Quote(value)
+	}
+	l.report(from.where, from.key, value, rule, args...)
 }
