@@ -74,11 +74,11 @@ func (f *Fleet) Load(kind, key string, data json.RawMessage) error {
 	var err error
 	switch kind {
 	case KindDefinition:
-		err = load(data, key, (*Definition).Key, f.setDefinition)
+		err = load(data, key, (*Definition).Key, f.loadDefinition)
 	case KindService:
 		err = load(data, key, func(s *Service) string { return s.Name }, func(s *Service) error { f.services[key] = s; return nil })
 	case KindInstance:
-		err = load(data, key, func(i *Instance) string { return i.ID }, func(i *Instance) error { f.setInstance(i); return nil })
+		err = load(data, key, func(i *Instance) string { return i.ID }, f.loadInstance)
 	case KindTask:
 		err = load(data, key, func(t *Task) string { return t.ID }, f.loadTask)
 	case KindCounter:
@@ -92,9 +92,27 @@ func (f *Fleet) Load(kind, key string, data json.RawMessage) error {
 	return nil
 }
 
+func (f *Fleet) loadDefinition(d *Definition) error {
+	if err := f.setDefinition(d); err != nil {
+		return err
+	}
+	for id := range f.instances { // which may have tasks of it already
+		f.stale(id)
+	}
+	return nil
+}
+
+func (f *Fleet) loadInstance(i *Instance) error {
+	f.setInstance(i)
+	f.instances[i.ID].unseen = true
+	return nil
+}
+
 func (f *Fleet) loadTask(t *Task) error {
 	f.setTask(t)
-	f.mayBeOver(t.Instance)
+	if m := f.instances[t.Instance]; m != nil {
+		m.unseen = true
+	}
 	// The counter may have missed the last write before a crash.
 	f.counters[Generation] = max(f.counters[Generation], t.Generation)
 	return nil

@@ -15,6 +15,7 @@ type machine struct {
 	room      fit.Machine
 	fresh     bool            // room is right
 	shrunk    map[string]bool // GPUs that have become too small for what is on them
+	unseen    bool            // loaded, and shrunk is not right yet
 }
 
 // Instance returns one instance, or nil.
@@ -40,6 +41,7 @@ func (f *Fleet) PutInstance(i *Instance) {
 		return
 	}
 	f.setInstance(i)
+	f.mayBeOver(f.instances[i.ID])
 	f.change(KindInstance, i.ID, i)
 }
 
@@ -61,7 +63,6 @@ func (f *Fleet) setInstance(i *Instance) {
 	}
 	m.record = i
 	f.stale(i.ID)
-	f.mayBeOver(i.ID)
 }
 
 // SetPresence says whether the instance's agent has an open stream. It is known to this
@@ -161,6 +162,9 @@ func (f *Fleet) ordered() []*machine {
 func (f *Fleet) Contradictions() []string {
 	var out []string
 	for _, m := range f.ordered() {
+		if m.unseen {
+			f.mayBeOver(m)
+		}
 		r := f.room(m)
 		shared, whole := map[string]int{}, map[string]int{}
 		for _, t := range f.TasksOn(m.record.ID) {
@@ -196,13 +200,10 @@ func over(g fit.GPU) bool {
 	return g.Mode == fit.MPS && (g.AllocatedMiB > g.TotalMiB || g.Clients > g.MaxClients)
 }
 
-// mayBeOver is called where a machine has changed and no task was placed: what is over
-// now has shrunk.
-func (f *Fleet) mayBeOver(instance string) {
-	m := f.instances[instance]
-	if m == nil {
-		return
-	}
+// mayBeOver is called where a machine was loaded or has changed, and no task was placed:
+// what is over now has shrunk.
+func (f *Fleet) mayBeOver(m *machine) {
+	m.unseen = false
 	for _, g := range f.room(m).GPUs {
 		if over(g) {
 			m.shrunk[g.ID] = true
@@ -212,11 +213,17 @@ func (f *Fleet) mayBeOver(instance string) {
 	}
 }
 
-// mustFit is called where a task was placed: nothing may be over.
+// mustFit is called before a task is placed: nothing that it is placed on may be over
+// after.
 func (f *Fleet) mustFit(instance string, gpus []string) {
-	if m := f.instances[instance]; m != nil {
-		for _, g := range gpus {
-			delete(m.shrunk, g)
-		}
+	m := f.instances[instance]
+	if m == nil {
+		return
+	}
+	if m.unseen {
+		f.mayBeOver(m)
+	}
+	for _, g := range gpus {
+		delete(m.shrunk, g)
 	}
 }

@@ -32,10 +32,10 @@ func (f *Fleet) PutTask(t *Task) {
 	if same(was, t) {
 		return
 	}
-	f.setTask(t)
 	if t.Instance != "" && (was == nil || was.Instance != t.Instance || !slices.Equal(was.GPUs, t.GPUs)) {
 		f.mustFit(t.Instance, t.GPUs)
 	}
+	f.setTask(t)
 	f.change(KindTask, t.ID, t)
 }
 

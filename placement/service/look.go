@@ -74,14 +74,15 @@ func essential(f *fleet.Fleet, definition, container string) bool {
 	return true
 }
 
-// vacate says why a task has to leave where it is, and with which stop code. A GPU that
-// its agent does not name any more says nothing: one that is lost is FAILED.
+// vacate says why a task has to leave where it is, and with which stop code. A lost
+// machine is no reason by itself: its tasks are Gone, each when it may be replaced. A GPU
+// that its agent does not name any more says nothing: one that is lost is FAILED.
 func vacate(i *fleet.Instance, t *fleet.Task) (why, code string) {
-	switch {
-	case i == nil:
+	if i == nil {
 		return fmt.Sprintf("instance %s has left", t.Instance), api.StopInfrastructure
-	case i.Lost:
-		return fmt.Sprintf("the agent of %s is not heard", i.ID), api.StopInfrastructure
+	}
+	if t.StopAfter > 0 && !i.Cutoff.IsZero() {
+		return "", "" // its agent cannot be told to stop it, and there must be no second copy
 	}
 	for _, id := range t.GPUs {
 		for _, g := range i.GPUs {

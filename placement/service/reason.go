@@ -29,6 +29,8 @@ func (s *step) countEnds() {
 			continue
 		case t.Counted || t.StopCode == api.StopServiceScheduler:
 			continue
+		case t.StopCode == api.StopInfrastructure && s.replaced[t.ID]:
+			continue // stopped here, for its replacement
 		}
 		s.out.Counted = append(s.out.Counted, t.ID)
 		switch {
@@ -100,7 +102,7 @@ func (s *step) explain() {
 	cur, old := s.split()
 	healthy, unplaced, leaving, running := s.healthy(), 0, 0, 0
 	for _, u := range s.units {
-		if s.noRoom(u.lead) {
+		if s.noRoom(u.lead) && s.releasing() == 0 {
 			unplaced++
 		}
 		if len(u.tail) > 0 || u.lead.leaves() {
@@ -114,7 +116,7 @@ func (s *step) explain() {
 	}
 	switch {
 	case s.waiting && s.service.Failures > 0:
-		s.service.Reason = fmt.Sprintf("%s of %s in a row did not stay up; the next start is at %s", plural(s.service.Failures, "try", "tries"), version, s.service.RetryAt.UTC().Format(time.RFC3339))
+		s.service.Reason = fmt.Sprintf("%s of %s did not stay up; the next start is at %s", tries(s.service.Failures), version, s.service.RetryAt.UTC().Format(time.RFC3339))
 		s.out.Wake = s.service.RetryAt
 	case s.waiting:
 		s.service.Reason = fmt.Sprintf("its machine has kept a task from starting twice; the next start is at %s", s.service.RetryAt.UTC().Format(time.RFC3339))
@@ -133,6 +135,13 @@ func (s *step) explain() {
 	default:
 		s.service.Reason = ""
 	}
+}
+
+func tries(n int) string {
+	if n == 1 {
+		return "the last try"
+	}
+	return fmt.Sprintf("the last %d tries", n)
 }
 
 func plural(n int, one, many string) string { return fmt.Sprintf("%d %s", n, verb(n, one, many)) }

@@ -119,7 +119,6 @@ type step struct {
 	replaced map[string]bool  // tasks that have, or had, a successor
 	free     int              // starts that no back-off holds up: the ends were not the tasks' own doing
 	min, max int              // tasks
-	blocked  int              // starts that the maximum holds up
 	waiting  bool             // in back-off with a start due
 }
 
@@ -159,7 +158,7 @@ func (s *step) startTask(replaces string) {
 func (s *step) stopGone() {
 	for i := range s.Tasks {
 		if t := &s.Tasks[i]; t.Gone && t.Desired == api.StatusRunning && t.LastStatus != api.StatusStopped {
-			s.stop(t, api.StopInfrastructure, because("its machine is lost", t.Vacate))
+			s.stop(t, api.StopInfrastructure, "its machine is lost")
 		}
 	}
 }
@@ -251,7 +250,7 @@ func (s *step) replaceLeaving() {
 		if u.lead.LastStatus == api.StatusRunning && (u.lead.Healthy || len(u.tail) == 0) {
 			u.tail = append([]*Task{u.lead}, u.tail...)
 		} else {
-			s.stop(u.lead, code(u.lead), because("it has to leave before it runs", why(u.lead)))
+			s.stop(u.lead, code(u.lead), because("it has to leave before it serves", why(u.lead)))
 			if len(u.tail) == 0 {
 				s.startTask(u.lead.ID)
 				u.lead = s.newcomer(u.lead.ID)
@@ -289,6 +288,17 @@ func (s *step) newcomer(replaces string) *Task {
 // noRoom says whether a task has been through a pass of placing, and found none.
 func (s *step) noRoom(t *Task) bool { return !t.Placed && t.CreatedAt.Before(s.Now) }
 
+// releasing is how many tasks are about to leave their place.
+func (s *step) releasing() int {
+	n := 0
+	for i := range s.Tasks {
+		if t := &s.Tasks[i]; t.Placed && t.Desired == api.StatusStopped && t.LastStatus != api.StatusStopped && !t.Gone {
+			n++
+		}
+	}
+	return n
+}
+
 // retireOld stops old tasks of an update: those in whose place new ones are healthy,
 // and as many as the new ones need room, down to the minimum.
 func (s *step) retireOld() {
@@ -297,19 +307,14 @@ func (s *step) retireOld() {
 		return
 	}
 	want := s.wanted(len(cur))
-	s.blocked = max(0, want-max(0, s.max-len(s.units)))
-	unplaced, releasing := 0, 0
+	blocked := max(0, want-max(0, s.max-len(s.units))) // starts that the maximum holds up
+	unplaced := 0
 	for _, u := range cur {
 		if len(u.tail) == 0 && s.noRoom(u.lead) {
 			unplaced++
 		}
 	}
-	for i := range s.Tasks {
-		if t := &s.Tasks[i]; t.Definition != s.service.Definition && t.Placed && t.Desired == api.StatusStopped && t.LastStatus != api.StatusStopped && !t.Gone {
-			releasing++
-		}
-	}
-	need := s.blocked + max(0, unplaced-releasing)
+	need := blocked + max(0, unplaced-s.releasing())
 	healthy := s.healthy()
 	for _, u := range leastFirst(old, s.service.Definition) {
 		switch {

@@ -29,7 +29,7 @@ func Standalone(in Alone) []Action {
 	running := t.Desired == api.StatusRunning && t.LastStatus != api.StatusStopped
 	switch {
 	case running && t.Gone:
-		out = append(out, Action{Task: t.ID, Code: api.StopInfrastructure, Reason: because("its machine is lost", t.Vacate)})
+		out = append(out, Action{Task: t.ID, Code: api.StopInfrastructure, Reason: "its machine is lost"})
 	case running && t.Vacate != "" && t.Reschedule:
 		return append(out, Action{Task: t.ID, Code: api.StopInfrastructure, Reason: because("it is started elsewhere", t.Vacate)})
 	}
