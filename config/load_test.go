@@ -85,7 +85,7 @@ func TestBad(t *testing.T) {
 		{name: "a server without a port", file: "server: {address: [gpu-server]}\n", want: `berth-agent.yaml:1: server.address: ["gpu-server"]: want a list of host:port, or unix: and an absolute path, each once`},
 		{name: "a server that is no list", file: "server: {address: 'a:1'}\n", want: `berth-agent.yaml:1: server.address: "a:1": want a list of host:port, or unix: and an absolute path, each once`},
 		{name: "a server over a network in plain text", file: "server: {address: ['127.0.0.1:1', 'a:9465'], ca: /c}\n",
-			want: `berth-agent.yaml:1: server.address: "[\"127.0.0.1:1\", \"a:9465\"]": a:9465 is reached over a network, where both sides must prove who they are; set server.ca, server.cert and server.key, or name a unix: socket or a loopback address`},
+			want: `berth-agent.yaml:1: server.address: ["127.0.0.1:1", "a:9465"]: a:9465 is reached over a network, where both sides must prove who they are; set server.ca, server.cert and server.key, or name a unix: socket or a loopback address`},
 		{name: "a certificate without its key", file: "server: {cert: /c}\n", want: `berth-agent.yaml:1: server.cert: "/c": server.key is ""; give both or neither`},
 		{name: "attributes", file: "attributes: {rack: 4}\n", want: `berth-agent.yaml:1: attributes: want names and values of 1 to 128 letters, digits and any of "-_./:@"`},
 		{name: "an instance's name", file: "instance: GPU machine 1\n", want: `berth-agent.yaml:1: instance: "GPU machine 1": want 1 to 63 letters, digits and any of "-_."`},
