@@ -65,7 +65,8 @@ type Order struct {
 	// Fleet says that it is a placement server's: each name is one start's alone and
 	// generations are the whole fleet's; a start that was refused stays refused while
 	// it is in the order; and what is not in it any more can be read until its
-	// cleanup, where a folder's is removed once it has stopped.
+	// cleanup, where a folder's is removed once it has stopped. What is in it is not
+	// removed: its source has yet to learn how it ended.
 	Fleet bool
 	Term  uint64 // of the leadership that ordered it; one lower than was obeyed before is refused
 }

@@ -31,7 +31,8 @@ type loop struct {
 	unreadable []string // GPUs that NVML counts and cannot read
 	capacity   capacity
 	order      Order
-	refused    map[string]refusal // of the placement server's newest order, by name
+	ordered    map[string]uint64  // generations in the placement server's newest order, by name; nil: none has come yet
+	refused    map[string]refusal // of that order, by name
 	heardAt    time.Duration      // since boot: when the placement server was heard, as it is stored
 	after      []func()           // run when the round is over
 
@@ -157,7 +158,7 @@ func (a *Agent) look(t *task, now time.Time) look {
 	for name, op := range t.busy {
 		busy[name] = op.verb
 	}
-	return look{rec: t.rec, def: &t.def.TaskDefinition, seen: t.seen, busy: busy, now: now,
+	return look{rec: t.rec, awaited: a.awaited(&t.rec), def: &t.def.TaskDefinition, seen: t.seen, busy: busy, now: now,
 		hold: now.Before(t.retryAt) || t.forgetting, cleanup: a.settings.Task.CleanupAfter, startMax: a.settings.Docker.StartTimeout}
 }
 
@@ -298,7 +299,13 @@ func (a *Agent) want(o Order) (map[string]string, error) {
 		a.endTask(t, api.StopUserInitiated, "no longer wanted by its source", false)
 	}
 	was := a.refused
-	a.refused = map[string]refusal{}
+	a.refused, a.ordered = map[string]refusal{}, nil
+	if o.Fleet {
+		a.ordered = make(map[string]uint64, len(o.Tasks))
+		for _, w := range o.Tasks {
+			a.ordered[w.Name] = w.Generation
+		}
+	}
 	for _, w := range o.Tasks {
 		why := ""
 		if r, ok := was[w.Name]; ok && r.generation == w.Generation {

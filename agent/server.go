@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berth-gpu/berth/agent/engine"
+	"github.com/berth-gpu/berth/agent/state"
 	"github.com/berth-gpu/berth/api"
 )
 
@@ -128,6 +129,15 @@ func (a *Agent) keepHeard() error {
 	}
 	a.heardAt = last
 	return nil
+}
+
+// awaited says that the placement server still wants a task, or has not said so since
+// this agent began: a server that was away must find out how it ended.
+func (a *Agent) awaited(rec *state.Task) bool {
+	if !rec.Fleet || len(a.settings.Server.Address) == 0 {
+		return false
+	}
+	return a.ordered == nil || a.ordered[rec.Name] == rec.Generation
 }
 
 // checkServer is the doctor's.

@@ -240,6 +240,36 @@ func TestStopAfter(t *testing.T) {
 	}
 }
 
+// The record of a task stays until the server, which may have been away, has taken its
+// end in and wants it no more.
+func TestAwaited(t *testing.T) {
+	dir := t.TempDir()
+	a := open(t, dir)
+	a.wantNow(t, fleetOrder(1, wanted("one", 1)))
+	rec := a.named("one").rec
+	if !a.awaited(&rec) {
+		t.Error("it is in the order")
+	}
+	a.store.Close()
+	a = open(t, dir)
+	if !a.awaited(&rec) {
+		t.Error("no order has come since the agent began")
+	}
+	a.wantNow(t, fleetOrder(1, wanted("one", 2)))
+	if a.awaited(&rec) {
+		t.Error("another start of the name is in the order")
+	}
+	a.wantNow(t, fleetOrder(1))
+	if a.awaited(&rec) {
+		t.Error("it is not in the order any more")
+	}
+	a.wantNow(t, fleetOrder(1, wanted("one", 1)))
+	a.settings.Server.Address = nil
+	if a.awaited(&rec) {
+		t.Error("there is no server any more")
+	}
+}
+
 func TestAgentID(t *testing.T) {
 	dir := t.TempDir()
 	a := open(t, dir)

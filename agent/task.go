@@ -56,6 +56,7 @@ type look struct {
 	hold     bool            // its last operation was refused or failed, and its retry is not due
 	now      time.Time
 	cleanup  time.Duration
+	awaited  bool          // the placement server may not know yet how it ended: its record stays
 	startMax time.Duration // startTimeout where a container names none
 }
 
@@ -68,7 +69,7 @@ func step(l look) (state.Task, []action) {
 		if acts, alive := l.stops(&rec); alive {
 			return rec, acts
 		}
-		if (rec.Released || l.now.Sub(rec.Stopped) >= l.cleanup) && !l.hold {
+		if (rec.Released || l.now.Sub(rec.Stopped) >= l.cleanup) && !l.hold && !l.awaited {
 			return rec, []action{{verb: verbForget}}
 		}
 		return rec, nil

@@ -221,6 +221,19 @@ func TestStories(t *testing.T) {
 			"STOPPED: stop app",
 			"STOPPED",
 		}},
+		{"while a server has yet to learn of its end it is not forgotten", one, func(s *story) {
+			s.step()
+			s.up("app", "").exit("app", 0).step()
+			s.l.awaited = true
+			s.after(30 * 24 * time.Hour).step()
+			s.l.awaited = false
+			s.step()
+		}, []string{
+			"PENDING: launch app",
+			"STOPPED: [EssentialContainerExited: Essential container in task exited]",
+			"STOPPED",
+			"STOPPED: forget",
+		}},
 		{"let go after its end: forgotten at once", one, func(s *story) {
 			s.step()
 			s.up("app", "").exit("app", 0).step()
