@@ -90,13 +90,14 @@ func (a *Agent) purgeJob(c engine.Container) job {
 func (a *Agent) purgeFolders() error {
 	s := a.settings
 	a.store.Close()
+	a.flight.Close()
 	var errs []error
 	for _, path := range []string{s.Socket(), s.StateFile()} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}
-	for _, dir := range []string{filepath.Join(s.RunDir, "mps"), filepath.Join(s.LogDir, "mps")} {
+	for _, dir := range []string{filepath.Join(s.RunDir, "mps"), filepath.Join(s.LogDir, "mps"), filepath.Join(s.StateDir, flightDir)} {
 		errs = append(errs, os.RemoveAll(dir))
 	}
 	for _, dir := range []string{s.RunDir, s.StateDir, s.LogDir} {
