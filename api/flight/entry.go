@@ -31,7 +31,7 @@ type Missing struct {
 // Why entries are missing.
 const (
 	whyBusy   = "the disk did not keep up"
-	whyLarge  = "larger than a file of the ring"
+	whyLarge  = "larger than an entry may be"
 	whyDisk   = "the disk took nothing: "
 	whyTorn   = "whoever recorded ended while it was written"
 	whyEncode = "cannot be written as JSON: "

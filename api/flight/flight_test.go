@@ -295,7 +295,7 @@ func TestGaps(t *testing.T) {
 			got = append(got, string(e.In))
 		}
 	}
-	if s := strings.Join(got, ", "); s != "1, larger than a file of the ring, cannot be written as JSON: a.Step, 5" {
+	if s := strings.Join(got, ", "); s != "1, larger than an entry may be, cannot be written as JSON: a.Step, 5" {
 		t.Error(s)
 	}
 }

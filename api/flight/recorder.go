@@ -13,8 +13,9 @@ import (
 // Recorder writes a ring. The nil Recorder records nothing. Its methods may be
 // called from anywhere.
 type Recorder struct {
-	log  *zap.Logger
-	most int // bytes of entries that may wait for the disk
+	log     *zap.Logger
+	most    int // bytes of entries that may wait for the disk
+	largest int // bytes of one entry: a few large ones must not drive out all others
 
 	mu     sync.Mutex
 	queue  []waiting
@@ -40,7 +41,7 @@ func Open(dir string, limit int64, log *zap.Logger) (*Recorder, error) {
 	if limit < leastLimit {
 		return nil, fmt.Errorf("flight recorder: a limit of %d bytes is less than %d", limit, leastLimit)
 	}
-	r := &Recorder{log: log, most: int(limit / segments), wake: make(chan struct{}, 1)}
+	r := &Recorder{log: log, most: int(limit / segments), largest: int(min(limit/segments, max(1<<10, limit/64))) - headMost, wake: make(chan struct{}, 1)}
 	r.ring = ring{dir: dir, most: limit / segments}
 	torn, err := r.ring.open()
 	if err != nil {
@@ -80,12 +81,12 @@ func (r *Recorder) Record(machine, key string, in, out any) {
 
 // put queues an entry, or counts it where it would have stood.
 func (r *Recorder) put(w waiting) {
-	size := len(w.in) + len(w.out)
+	size := len(w.in) + len(w.out) + len(w.machine) + len(w.key)
 	switch {
 	case r.closed:
 		return
 	case w.missing.Dropped > 0:
-	case size > r.most:
+	case size > r.largest:
 		w.missing = Missing{1, whyLarge}
 	case r.bytes+size > r.most || len(r.queue) >= queueMost:
 		w.missing = Missing{1, whyBusy}
@@ -104,6 +105,7 @@ func (r *Recorder) put(w waiting) {
 }
 
 const (
+	headMost   = 128  // bytes of a line besides machine, key, in and out
 	queueMost  = 4096 // entries that may wait, however small
 	gapsAtMost = 16   // reasons for a gap told apart in one place
 )
