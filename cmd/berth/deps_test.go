@@ -24,9 +24,11 @@ const module = "github.com/berth-gpu/berth/"
 // fails the test: draw it here first, and say why if it is a new one. A row of a
 // package that is gone fails too.
 var house = map[string][]string{
-	// What the parts say to each other.
+	// What the parts say to each other, and what they write down of their decisions.
 	"api":         {},
 	"api/ecsjson": {},
+	"api/agentpb": {},
+	"api/flight":  {},
 
 	// What operators write.
 	"config":         {"api/ecsjson"},
@@ -43,15 +45,29 @@ var house = map[string][]string{
 	"agent/cgroup":       {},
 	"agent/state":        {},
 
-	// Decisions and the loops around them.
-	"placement/fit": {},
-	"healthcheck":   {"api", "mps"},
-	"agent": {"agent/cgroup", "agent/engine", "agent/gpu", "agent/state", "api", "config", "config/taskdef",
+	// One machine: its decisions, the loop around them, and the stream to the server.
+	"healthcheck": {"api", "mps"},
+	"agent": {"agent/cgroup", "agent/engine", "agent/gpu", "agent/state", "api", "api/flight", "config", "config/taskdef",
 		"healthcheck", "mps"},
+	"agent/stream": {"agent", "api", "api/agentpb", "config"},
 
-	// Flags, wiring, printing.
-	"cmd/berth":       {"agent/gpu/nvmlsim", "api", "mps/mpssim"},
-	"cmd/berth-agent": {"agent", "agent/engine", "api", "config", "config/taskdef", "placement/fit"},
+	// The fleet: decisions, adapters that do not know each other, and the loop around
+	// them all. Provider dev runs programs: it knows no agent.
+	"placement/fit":                   {},
+	"placement/fleet":                 {"api", "config/taskdef", "placement/fit"},
+	"placement/service":               {"api", "placement/fleet"},
+	"placement/replace":               {"api"},
+	"placement/replace/dev":           {},
+	"placement/store":                 {},
+	"placement/agentapi":              {"api/agentpb"},
+	"placement/agentapi/agentapitest": {"api/agentpb"},
+	"placement": {"api", "api/agentpb", "api/flight", "config", "placement/agentapi", "placement/fit", "placement/fleet", "placement/replace",
+		"placement/replace/dev", "placement/service", "placement/store"},
+
+	// Flags, wiring, printing. berth replays what the pure machines decided.
+	"cmd/berth": {"agent/gpu/nvmlsim", "api", "api/flight", "config", "healthcheck", "mps", "mps/mpssim", "placement", "placement/fit",
+		"placement/replace", "placement/replace/dev", "placement/service"},
+	"cmd/berth-agent": {"agent", "agent/engine", "agent/stream", "api", "config", "config/taskdef", "placement/fit"},
 
 	// What make runs.
 	"scripts":         {}, // tests of the shell scripts
@@ -75,26 +91,29 @@ var sole = map[string][]string{
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds/...":    {"agent"},
 	"github.com/prometheus/client_golang/prometheus/...":   {"agent", "healthcheck"},
 	"github.com/aws/aws-sdk-go-v2/service/ecs/schemas/...": {"api/ecsjson", "config/taskdef"},
+	"go.etcd.io/etcd/...":                                  {"placement/store"},
+	"google.golang.org/grpc/...":                           {"api/agentpb", "agent/stream", "placement/agentapi", "placement/agentapi/agentapitest"},
 }
 
 // never names what each binary is built without, with all that it is built from.
 var never = map[string][]string{
-	// berth runs anywhere: pure Go, no driver's library.
-	"cmd/berth": {"github.com/NVIDIA/go-nvml/...", "github.com/docker/docker/...", "go.etcd.io/bbolt/...", module + "agent/gpu", module + "mps"},
+	// berth runs anywhere: pure Go, no driver's library, and no agent's hands.
+	"cmd/berth": {"github.com/NVIDIA/go-nvml/...", "github.com/docker/docker/...", module + "agent", module + "agent/gpu", module + "agent/state",
+		module + "agent/engine", module + "agent/cgroup", module + "agent/stream"},
 	// berth-agent is small and speaks to no control plane but berth's. The types and
 	// schemas of ECS are its words; the ECS client is not.
 	"cmd/berth-agent": {"go.etcd.io/etcd/...", "k8s.io/...",
 		"github.com/aws/aws-sdk-go-v2/service/ecs", "github.com/aws/aws-sdk-go-v2/service/ec2/...", "github.com/aws/aws-sdk-go-v2/service/autoscaling/...",
-		module + "placement/fleet/...", module + "placement/service/...", module + "placement/store/..."},
+		module + "placement", module + "placement/fleet/...", module + "placement/service/...", module + "placement/replace/...", module + "placement/store/...", module + "placement/agentapi/..."},
 }
 
 // pure names packages, and files of packages, that decide and do nothing: no IO, no
 // goroutine, time and randomness only as arguments.
 var pure = []string{
-	"placement/fit",
+	"placement/fit", "placement/fleet", "placement/service", "placement/replace",
 	"api", "api/ecsjson", "config/taskdef",
 	"mps/supervisor.go", "mps/decide.go", "mps/limits.go", "mps/reply.go", "mps/support.go", "mps/phase.go",
-	"healthcheck/gate.go",
+	"healthcheck/gate.go", "healthcheck/machine.go",
 	"agent/task.go", "agent/ledger.go",
 }
 
