@@ -43,10 +43,10 @@ const (
 //	   │   called off  │  └─────── newcomers used up ───> FAILED <───────────────────────────────────────┘
 //	   └───────────────┴──> DONE
 //
-// In FAILED the machine stays cordoned and its tasks run on. Until the newcomer has
-// joined, what the policy began is called off when the machine is well again (its agent
-// came back, say): whatever was launched is terminated and the machine takes tasks again.
-// After that, and for what an operator asked for, it goes on. On a lost machine nothing
+// In FAILED the machine stays cordoned and its tasks run on. Until a newcomer has
+// registered, what the policy began is called off when the machine is well again (its
+// agent came back, say): whatever was launched is terminated and the machine takes tasks
+// again. After that, and for what an operator asked for, it goes on. On a lost machine nothing
 // can be waited for: MOVE and DRAIN are passed at once.
 type Replacement struct {
 	ID       string `json:"id"` // also the first newcomer's token at the provider
@@ -102,10 +102,14 @@ func (r Replacement) Over() bool { return r.State == Done || r.State == Failed }
 // it is known: the one that an Observation speaks of. "" when there is none, or none any
 // more.
 func (r Replacement) Newcomer() string {
-	if n := r.Newcomers[len(r.Newcomers)-1]; !r.Over() || n.DiscardedAt.IsZero() {
-		return n.ID
+	if len(r.Newcomers) == 0 {
+		return ""
 	}
-	return ""
+	n := r.Newcomers[len(r.Newcomers)-1]
+	if r.Over() && !n.DiscardedAt.IsZero() {
+		return ""
+	}
+	return n.ID
 }
 
 // Retired says whether an instance is one that this replacement has ended or is about to

@@ -60,7 +60,7 @@ func sayNotDiscarded(why, id, trouble string) string {
 }
 
 func sayBroke(newcomer, instance string, movable int) string {
-	return fmt.Sprintf("%s broke before %s found room, which run on on %s", newcomer, count(movable, "task"), instance)
+	return fmt.Sprintf("%s broke before %s found room elsewhere: no task on %s was stopped", newcomer, count(movable, "task"), instance)
 }
 
 func sayNotTerminated(instance string, attempts int, trouble string) string {
@@ -79,7 +79,7 @@ func (s *step) says() string {
 	case Failed:
 		return fmt.Sprintf("failed: %s. %s stays cordoned", s.Why, s.Instance)
 	}
-	if s.Trouble != "" && s.Attempts > 0 {
+	if s.Trouble != "" && s.now.Before(s.RetryAt) {
 		return fmt.Sprintf("%s; attempt %d of %d is at %s", s.Trouble, s.Attempts+1, s.p.Attempts, clock(s.RetryAt))
 	}
 	deadline := clock(s.until(s.MoveAt, s.p.DrainDeadline))
@@ -94,10 +94,14 @@ func (s *step) says() string {
 		}
 		return fmt.Sprintf("waits until %s for %s to join", clock(s.until(n.LaunchedAt, s.p.JoinTimeout)), n.ID)
 	case Discard:
+		why := s.Why
 		if s.Next == Done {
-			return fmt.Sprintf("being called off: %s", s.Why)
+			why = "being called off: " + why
 		}
-		return fmt.Sprintf("%s: it is being terminated", s.Why)
+		if n.ID == "" {
+			return why + "; what may have been launched is looked for"
+		}
+		return fmt.Sprintf("%s; %s is being terminated", why, n.ID)
 	case Move:
 		return fmt.Sprintf("%s to start elsewhere, until %s", count(s.o.Movable, "task"), deadline)
 	case Drain:

@@ -37,6 +37,9 @@ func Step(r Replacement, o Observation, now time.Time, p Policy) (Replacement, [
 		return r, nil
 	}
 	r.Newcomers = slices.Clone(r.Newcomers)
+	if len(r.Newcomers) == 0 {
+		r.Newcomers = []Newcomer{{Token: r.ID}}
+	}
 	s := &step{Replacement: r, o: o, now: stored(now), p: p}
 
 	s.learn()
@@ -161,15 +164,16 @@ func backoff(p Policy, attempts int) time.Duration {
 
 // hold keeps the machine cordoned, whoever says otherwise meanwhile.
 func (s *step) hold() {
-	if s.o.Standing == api.InstanceActive && !s.mayCallOff() && !(s.State == Discard && s.Next == Done) {
+	if s.o.Standing == api.InstanceActive && !(s.State == Cordon && s.mayCallOff()) && !(s.State == Discard && s.Next == Done) {
 		s.Cordoned = true
 		s.act(DoCordon, s.Instance)
 	}
 }
 
-// mayCallOff says whether the machine needs no replacement any more.
+// mayCallOff says whether the machine needs no replacement any more, and no newcomer has
+// come that tasks may run on already.
 func (s *step) mayCallOff() bool {
-	return !s.Operator && s.o.Recovered && (s.State == Cordon || s.State == Launch || s.State == Join)
+	return !s.Operator && s.o.Recovered && s.o.NewcomerStanding == "" && (s.State == Cordon || s.State == Launch || s.State == Join)
 }
 
 func (s *step) advance() {

@@ -278,7 +278,9 @@ func (p *Provider) Terminate(ctx context.Context, id string) error {
 	return p.remove(id)
 }
 
-func (p *Provider) stopErrands(ctx context.Context, r record) error { return p.kill(ctx, r, p.errands(r)) }
+func (p *Provider) stopErrands(ctx context.Context, r record) error {
+	return p.kill(ctx, r, p.errands(r))
+}
 
 // kill ends processes of a machine and lets go of them.
 func (p *Provider) kill(ctx context.Context, r record, left []*process) (err error) {
