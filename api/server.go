@@ -158,6 +158,7 @@ type Event struct {
 // through the stream of the task's agent.
 const (
 	PathInstances    = "/v1/instances"
+	PathInstance     = "/v1/instances/{name}" // DELETE: it leaves the fleet; force=1: with tasks on it
 	PathExplain      = "/v1/tasks/{id}/explain"
 	PathServices     = "/v1/services"
 	PathService      = "/v1/services/{name}"

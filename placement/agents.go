@@ -101,13 +101,12 @@ type report struct {
 	instance  *api.Instance
 	tasks     []api.Task
 	forgotten []string
-	orders    uint64
 	refused   []*agentpb.Refused
 	bad       []error
 }
 
 func decodeReport(r *agentpb.Report) report {
-	out := report{full: r.Full, forgotten: r.Forgotten, orders: r.Orders, refused: r.Refused}
+	out := report{full: r.Full, forgotten: r.Forgotten, refused: r.Refused}
 	if len(r.Instance) > 0 {
 		out.instance = new(api.Instance)
 		if err := json.Unmarshal(r.Instance, out.instance); err != nil {

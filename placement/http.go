@@ -63,6 +63,9 @@ func (s *Server) routes() http.Handler {
 		return body(ctx, s, r, func(l *leader, in api.ServiceUpdate) (any, error) { return l.updateService(r.PathValue("name"), in) })
 	})
 	loop("DELETE "+api.PathService, func(l *leader, r *http.Request) (any, error) { return l.deleteService(r.PathValue("name")) })
+	loop("DELETE "+api.PathInstance, func(l *leader, r *http.Request) (any, error) {
+		return struct{}{}, l.deregister(r.PathValue("name"), r.URL.Query().Get("force") == "1")
+	})
 	loop("POST "+api.PathDrain, func(l *leader, r *http.Request) (any, error) {
 		q := r.URL.Query()
 		return l.drain(r.PathValue("name"), q.Get("dryRun") == "1", q.Get("undo") == "1")

@@ -209,13 +209,7 @@ func (l *leader) act(r *replace.Replacement, a replace.Action) {
 			})
 		}
 	case replace.DoForget:
-		l.endTasksOn(a.Instance, a.Instance+" has left the fleet: "+r.Reason, true)
-		if in != nil {
-			l.fleet.DeleteInstance(a.Instance)
-			l.touched.replacing = true
-			l.say("instance", a.Instance, a.Instance, "", "left the fleet")
-		}
-		delete(l.agents, a.Instance)
+		l.leave(a.Instance, r.Reason)
 	default:
 		l.calls[r.ID] = &providerCall{action: a}
 		l.toCall = append(l.toCall, r.ID)

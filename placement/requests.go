@@ -250,6 +250,39 @@ func (l *leader) drain(id string, dry, undo bool) (api.Drain, error) {
 	return out, nil
 }
 
+// deregister lets an instance leave the fleet: one that was taken out of service, or
+// whose agent will never be heard again. What still runs on it is given up, as ECS's
+// DeregisterContainerInstance does with force; an agent that comes back joins anew and
+// stops it.
+func (l *leader) deregister(id string, force bool) error {
+	in := l.fleet.Instance(id)
+	if in == nil {
+		return notFound("instance", id)
+	}
+	if r := l.replacementOf(id); r != nil {
+		return refuse(http.StatusConflict, "instance %s is being replaced (%s) and leaves by itself", id, r.ID)
+	}
+	if l.connected(id) {
+		return refuse(http.StatusConflict, "instance %s: its agent is connected and would join again at once; stop that first (berth-agent purge)", id)
+	}
+	if n := len(l.fleet.TasksOn(id)); n > 0 && !force {
+		return refuse(http.StatusConflict, "instance %s: %d tasks are on it and may still run there; drain it and wait, or give force to call them stopped", id, n)
+	}
+	l.leave(id, "deregistered by an operator")
+	return nil
+}
+
+// leave takes an instance out of the fleet; what was on it has stopped.
+func (l *leader) leave(id, reason string) {
+	l.endTasksOn(id, id+" has left the fleet: "+reason, true)
+	if l.fleet.Instance(id) != nil {
+		l.fleet.DeleteInstance(id)
+		l.touched.replacing = true
+		l.say("instance", id, id, "", "left the fleet: %s", reason)
+	}
+	delete(l.agents, id)
+}
+
 // setDraining makes an instance DRAINING or ACTIVE.
 func (l *leader) setDraining(in *fleet.Instance, draining bool, reason string) {
 	status := api.InstanceActive
