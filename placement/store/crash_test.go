@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/berth-gpu/berth/placement/store"
 )
@@ -90,7 +91,7 @@ func TestKill(t *testing.T) {
 			t.Fatal(err)
 		}
 		lines := bufio.NewScanner(out)
-		for n := 3 + rand.IntN(8); n > 0 && lines.Scan(); n-- {
+		for n := 2 + rand.IntN(5); n > 0 && lines.Scan(); n-- {
 			if last, err = strconv.Atoi(lines.Text()); err != nil {
 				t.Error(lines.Text())
 			}
@@ -144,10 +145,10 @@ func TestLostAnswers(t *testing.T) {
 	first := term.Number()
 	ctx := limit(t, time.Minute)
 	given := 0
-	for i := 1; i <= 60; i++ {
+	for i := 1; i <= 40; i++ {
 		// Some are given up, and may be stored or not.
 		try, cancel := ctx, context.CancelFunc(func() {})
-		if i%7 == 0 {
+		if i%5 == 0 {
 			try, cancel = context.WithTimeout(ctx, time.Duration(rand.IntN(3000))*time.Microsecond)
 		}
 		before, was := value(t, etcd, "berth/record/task/x")
@@ -298,5 +299,30 @@ func TestDamaged(t *testing.T) {
 				t.Errorf("got  %v\nwant %s", err, want)
 			}
 		})
+	}
+}
+
+// TestDiedBefore: a start that follows one which died amid etcd's says so, once.
+func TestDiedBefore(t *testing.T) {
+	t.Parallel()
+	dir := folder(t)
+	if err := os.MkdirAll(filepath.Join(dir, "etcd"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "etcd", "starting"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want := 1; want >= 0; want-- {
+		core, logs := observer.New(zap.WarnLevel)
+		s, err := store.Open(limit(t, 20*time.Second), store.Options{Dir: dir, Log: zap.New(core)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := logs.FilterMessageSnippet("the last start died while etcd read its files").Len(); n != want {
+			t.Errorf("said %d times, want %d", n, want)
+		}
 	}
 }

@@ -123,7 +123,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Fatal(who, err)
 	}
 	var groups []store.Group
-	for i := range 2500 {
+	for i := range 1200 {
 		groups = append(groups, store.Group{{Kind: "task", Key: fmt.Sprintf("t%04d", i), Value: map[string]int{"n": i}}})
 	}
 	// A group of as many operations, and one of as many bytes, as one may have.
@@ -162,7 +162,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("term %d after %d", second.Number(), first.Number())
 	}
 	records, aside, err := second.Load(ctx)
-	if err != nil || len(aside) > 0 || len(records) != 2499+127+1 {
+	if err != nil || len(aside) > 0 || len(records) != 1199+127+1 {
 		t.Fatal(len(records), aside, err)
 	}
 	if records[0].Kind != "definition" || len(records[0].Data) < 1<<20-100 {
@@ -173,7 +173,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("%+v", tasks[0])
 	}
 	var v struct{ N int }
-	if err := json.Unmarshal(tasks[2498].Data, &v); err != nil || v.N != 2499 {
+	if err := json.Unmarshal(tasks[1198].Data, &v); err != nil || v.N != 1199 {
 		t.Error(v, err)
 	}
 }
