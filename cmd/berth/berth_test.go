@@ -164,7 +164,7 @@ func TestStopWaits(t *testing.T) {
 	a.stopping = 3
 	out, errs, code := a.berth(t, "stop", "--wait", "3f2a")
 	want := "task 3f2a9c1b (10-llm-small) is STOPPED: stopped by an operator\n"
-	progress := "task 3f2a9c1b (10-llm-small) is DEACTIVATING\n1 task stopped\n"
+	progress := "task 3f2a9c1b (10-llm-small) is DEACTIVATING\n"
 	if out != want || errs != progress || code != 0 {
 		t.Errorf("got %q, %q, %d; want %q, %q", out, errs, code, want, progress)
 	}

@@ -107,7 +107,7 @@ func (a *app) awaitDrained(ctx context.Context, c *client, d api.Drain, limit ti
 		}
 		says := fmt.Sprintf("%s: %s to leave", d.Instance, plural(left, "task"))
 		if stay > 0 {
-			says += fmt.Sprintf("; %s until they end, or berth stop ends them", stays(stay))
+			says += "; " + stays(stay)
 		}
 		return left == 0, says, nil
 	})
@@ -115,7 +115,7 @@ func (a *app) awaitDrained(ctx context.Context, c *client, d api.Drain, limit ti
 
 func stays(n int) string {
 	if n == 1 {
-		return "1 standalone task stays"
+		return "1 standalone task stays until it ends, or berth stop ends it"
 	}
-	return fmt.Sprintf("%d standalone tasks stay", n)
+	return fmt.Sprintf("%d standalone tasks stay until they end, or berth stop ends them", n)
 }

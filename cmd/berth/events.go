@@ -100,7 +100,7 @@ func (a *app) eventStream(ctx context.Context, c *client, follow bool, seq *uint
 		}
 		*seq = max(*seq, e.Seq)
 		if a.json() {
-			_, err = io.WriteString(a.out, line)
+			_, err = a.out.Write([]byte(line))
 		} else {
 			_, err = fmt.Fprintln(a.out, a.eventLine(e))
 		}

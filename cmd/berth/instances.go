@@ -70,12 +70,13 @@ func (a *app) printInstances(insts []api.Instance) {
 	}
 }
 
-// capacity is how many GPUs placement may use, and of the memory of those that are
-// there (MiB) how much it may still give.
+// capacity is how many GPUs a task may be placed on now, and of all their memory (MiB)
+// how much is free there.
 func capacity(inst api.Instance) (usable int, free, total int64) {
+	takes := inst.Connected && inst.Status == api.InstanceActive
 	for _, g := range inst.GPUs {
 		total += g.TotalMemoryInMiB
-		if isOpen(g) {
+		if takes && isOpen(g) {
 			usable++
 			free += g.RemainingMemoryInMiB
 		}

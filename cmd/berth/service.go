@@ -292,7 +292,7 @@ func serviceFares(s api.Service, tasks []api.Task) (done bool, says string) {
 			}
 		}
 	}
-	says = fmt.Sprintf("service %s (%s wanted): %s", s.Name, strconv.Itoa(s.DesiredCount), tally(current))
+	says = fmt.Sprintf("service %s (%d wanted): %s", s.Name, s.DesiredCount, tally(current))
 	if old > 0 {
 		says += fmt.Sprintf(", %d of an older definition", old)
 	}
@@ -312,7 +312,7 @@ func (a *app) awaitDeleted(ctx context.Context, c *client, name string, limit ti
 			return false, "", err
 		}
 		if len(found) == 0 || found[0].is.Status == serviceInactive {
-			return true, fmt.Sprintf("service %s: deleted", name), nil
+			return true, "", nil
 		}
 		tasks, err := c.tasks(ctx, taskFilter{service: name})
 		if err != nil {

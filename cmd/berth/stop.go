@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -92,16 +91,8 @@ func (a *app) awaitStopped(ctx context.Context, c *client, tasks []kept[api.Task
 			}
 		}
 		if len(left) == 0 {
-			return true, fmt.Sprintf("%s stopped", plural(len(tasks), "task")), nil
+			return true, "", nil
 		}
-		return false, strings.Join(left[:1], "") + more(len(left)-1), nil
+		return false, some(left, 1), nil
 	})
-}
-
-// more says that there are n others.
-func more(n int) string {
-	if n <= 0 {
-		return ""
-	}
-	return fmt.Sprintf(", and %d more", n)
 }

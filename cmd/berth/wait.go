@@ -68,11 +68,11 @@ func (a *app) await(ctx context.Context, limit time.Duration, look func(context.
 		case err != nil:
 			return err
 		default:
+			if done {
+				return nil // what has come is the caller's to say
+			}
 			silentSince, last = time.Time{}, says
 			p.say(says)
-			if done {
-				return nil
-			}
 		}
 		select {
 		case <-ctx.Done():

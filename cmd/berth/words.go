@@ -68,12 +68,15 @@ func isID(s string) bool {
 	return len(s) == 32 && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// nameOf is what a table calls a task: its service's, its file's or its family's name.
+// nameOf is what a table calls a task: its service's, its file's or its family's name;
+// at an agent, a task that a server wants has the server's id beside it.
 func nameOf(t api.Task) string {
 	switch {
 	case serviceOf(t) != "":
 		return serviceOf(t)
-	case t.Name != "" && t.Name != t.ID && !isID(t.Name):
+	case isID(t.Name) && t.Name != t.ID: // at an agent: the server's task
+		return t.Family + " (" + shortID(t.Name) + ")"
+	case t.Name != "" && t.Name != t.ID:
 		return t.Name
 	}
 	return t.Family
