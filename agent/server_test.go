@@ -16,9 +16,17 @@ import (
 	"github.com/berth-gpu/berth/mps"
 )
 
-// open opens an agent that has its store and its books, and no Docker, on a folder
-// that an earlier one may have left.
+// open opens an agent as bare does, until the test ends.
 func open(t *testing.T, dir string) *Agent {
+	t.Helper()
+	a := bare(t, dir)
+	t.Cleanup(func() { a.store.Close() })
+	return a
+}
+
+// bare is an agent that has its store and its books, and no Docker, on a folder that
+// an earlier one may have left.
+func bare(t fataler, dir string) *Agent {
 	t.Helper()
 	s := &config.Agent{Instance: "m-1", StateDir: dir, RunDir: "/run/berth", Server: config.Upstream{Address: []string{"unix:/x"}}}
 	a := &Agent{settings: s, log: zap.NewNop(), rules: rules(s), bootID: "boot", loop: loop{tasks: map[string]*task{}}}
@@ -26,7 +34,6 @@ func open(t *testing.T, dir string) *Agent {
 	if a.store, err = state.Open(dir); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { a.store.Close() })
 	if _, err := a.store.Begin(s.Instance, a.bootID); err != nil {
 		t.Fatal(err)
 	}
@@ -58,15 +65,11 @@ func wanted(name string, generation uint64) Wanted {
 	return Wanted{Name: name, Generation: generation, Definition: json.RawMessage(sleeper)}
 }
 
-// want is Want without the loop: what it changed is stored.
+// wantNow is Want without the loop: what it changed is stored.
 func (a *Agent) wantNow(t *testing.T, o Order) (map[string]string, error) {
 	t.Helper()
 	refused, err := a.want(o)
-	for _, x := range a.tasks {
-		if err := a.store.PutTasks(&x.rec); err != nil {
-			t.Fatal(err)
-		}
-	}
+	store(t, a)
 	return refused, err
 }
 

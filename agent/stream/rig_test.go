@@ -136,7 +136,6 @@ type peer struct {
 	reports []*agentpb.Report
 	logs    map[uint64]string
 	logEnds map[uint64]string
-	gone    error
 }
 
 func newServer(t *testing.T) *server {
@@ -209,7 +208,6 @@ func (p *peer) welcome(w *agentpb.Welcome) *peer {
 			p.mu.Lock()
 			switch {
 			case err != nil:
-				p.gone = err
 			case m.GetReport() != nil:
 				p.reports = append(p.reports, m.GetReport())
 			case m.GetLog() != nil:
@@ -258,12 +256,6 @@ func (p *peer) report(what string, ok func(*agentpb.Report) bool) *agentpb.Repor
 		return false
 	})
 	return found
-}
-
-func (p *peer) isGone() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.gone != nil
 }
 
 // connect runs a stream of m to the addresses until the test ends, and then sees that
