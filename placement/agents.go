@@ -21,7 +21,7 @@ import (
 type connection struct {
 	session uint64    // of the open stream; 0: none
 	agentID string    // as Hello gave it
-	heard   time.Time // last, on whatever stream
+	heard   time.Time // last, on whatever stream; by the leader's mono
 	full    bool      // this stream's full report has come
 
 	view     api.Instance         // as the agent showed itself last
@@ -59,7 +59,7 @@ func (l *leader) hello(h *agentpb.Hello, session uint64) *agentpb.Refusal {
 		c = &connection{}
 		l.agents[h.Instance] = c
 	}
-	c.session, c.agentID, c.heard, c.full = session, h.AgentId, l.now, false
+	c.session, c.agentID, c.heard, c.full = session, h.AgentId, l.mono, false
 	c.known, c.waits, c.sent, c.revision = map[string]uint64{}, map[string]string{}, nil, 0
 	return nil
 }
@@ -143,7 +143,7 @@ func (l *leader) reported(instance string, session uint64, r report) {
 	if c == nil || c.session != session {
 		return // of a stream that is over
 	}
-	c.heard = l.now
+	c.heard = l.mono
 	if r.instance != nil {
 		c.view = *r.instance
 		l.register(instance, c, r.instance)
@@ -287,13 +287,13 @@ func (l *leader) heardAgain(id string) {
 func (l *leader) presence() {
 	for _, in := range l.fleet.Instances() {
 		heard := l.heard(in.ID)
-		silent := l.now.Sub(heard)
+		silent := l.mono.Sub(heard)
 		if silent < l.settings.Agents.Lease {
 			continue
 		}
 		next := *in
 		if in.Cutoff.IsZero() {
-			next.Cutoff = heard
+			next.Cutoff = l.now.Add(-silent.Truncate(time.Millisecond))
 			l.say("instance", in.ID, in.ID, "", "its agent has not been heard for %s: nothing is placed on it", silent.Round(time.Second))
 		}
 		if !in.Lost && silent >= l.settings.Agents.Lease+l.settings.Agents.Grace {
@@ -310,13 +310,14 @@ func (l *leader) presence() {
 	}
 }
 
-// heard is when an agent was heard last. A new leader has heard everybody when it
-// began, so that it counts none as lost before a full grace has passed.
+// heard is when an agent was heard last. A new leader, and one that stood still, has
+// heard everybody when it began, so that it counts none as lost before a full grace has
+// passed.
 func (l *leader) heard(id string) time.Time {
-	if c := l.agents[id]; c != nil && c.heard.After(l.began) {
+	if c := l.agents[id]; c != nil && c.heard.After(l.awake) {
 		return c.heard
 	}
-	return l.began
+	return l.awake
 }
 
 // lose marks the tasks of a lost instance as gone: they count no longer, and are

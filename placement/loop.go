@@ -27,7 +27,9 @@ type leader struct {
 	fleet  *fleet.Fleet
 	began  time.Time
 	agents map[string]*connection // by instance
-	now    time.Time              // of this round
+	now    time.Time              // of this round, as it is stored
+	mono   time.Time              // the same, by the clock that no one sets: what agents' silence is counted by
+	awake  time.Time              // since when this process has been able to hear
 
 	policy       replace.Policy
 	replacements map[string]*replace.Replacement
@@ -87,6 +89,7 @@ func (l *leader) load(ctx context.Context) error {
 		return err
 	}
 	l.fleet = fleet.New()
+	var fresh []store.Aside // set aside here
 	for _, r := range records {
 		switch r.Kind {
 		case fleet.KindReplacement:
@@ -102,12 +105,14 @@ func (l *leader) load(ctx context.Context) error {
 		if err := l.term.SetAside(ctx, r, err.Error()); err != nil {
 			return err
 		}
-		aside = append(aside, store.Aside{Kind: r.Kind, Key: r.Key, Reason: err.Error()})
+		fresh = append(fresh, store.Aside{Kind: r.Kind, Key: r.Key, Reason: err.Error()})
 	}
 	l.fleet.Changes() // loading changed nothing
 	l.events.loaded()
 	for _, a := range aside {
-		l.log.Error("set a damaged record aside", zap.String("kind", a.Kind), zap.String("key", a.Key), zap.String("why", a.Reason))
+		l.log.Error("a damaged record is set aside", zap.String("kind", a.Kind), zap.String("key", a.Key), zap.String("why", a.Reason))
+	}
+	for _, a := range fresh {
 		l.say("server", a.Kind+" "+a.Key, "", "", "a damaged record was set aside: %s", a.Reason)
 	}
 	l.touchAll()
@@ -131,10 +136,10 @@ func (l *leader) work(ctx context.Context) error {
 	defer tick.Stop()
 	lastTick := time.Time{}
 	for {
-		l.now = time.Now().UTC().Truncate(time.Millisecond)
-		ticked := l.now.Sub(lastTick) >= tickEvery
+		l.wake(time.Now())
+		ticked := l.mono.Sub(lastTick) >= tickEvery
 		if ticked {
-			lastTick = l.now
+			lastTick = l.mono
 		}
 		if err := l.round(ctx, ticked); err != nil {
 			return err
@@ -157,6 +162,18 @@ func (l *leader) work(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// wake begins a round. A process that was stopped, or waited long for its store, could
+// hear no one meanwhile, and holds that against nobody.
+func (l *leader) wake(now time.Time) {
+	if pause := now.Sub(l.mono); pause > l.settings.Agents.Lease/2 {
+		l.awake = now
+		if !l.mono.IsZero() {
+			l.log.Warn("stood still: agents' leases begin anew", zap.Duration("for", pause))
+		}
+	}
+	l.mono, l.now = now, now.UTC().Truncate(time.Millisecond)
 }
 
 // round decides anew from all that is known, stores what changed, and acts on it.

@@ -152,7 +152,7 @@ func (l *leader) stepReplacement(r *replace.Replacement, call *providerCall) {
 
 // observe is what is to be seen of a replacement's machines.
 func (l *leader) observe(r *replace.Replacement) replace.Observation {
-	o := replace.Observation{LeaderSince: l.began}
+	o := replace.Observation{LeaderSince: l.began.UTC()}
 	if in := l.fleet.Instance(r.Instance); in != nil {
 		o.Standing, o.Lost = in.Status, in.Lost
 		o.Recovered = l.connected(in.ID) && replace.Wants(l.policy, machineState(in)) == ""

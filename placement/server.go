@@ -118,6 +118,9 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	}
 	for ctx.Err() == nil {
 		term, err := s.store.Campaign(ctx, who)
+		if errors.Is(err, store.ErrNewer) {
+			return err
+		}
 		if err != nil {
 			if ctx.Err() == nil {
 				s.log.Error("cannot campaign for the leadership, retrying: agents keep their tasks running", zap.Error(err))

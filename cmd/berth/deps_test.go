@@ -111,6 +111,7 @@ var never = map[string][]string{
 // goroutine, time and randomness only as arguments.
 var pure = []string{
 	"placement/fit", "placement/fleet", "placement/service", "placement/replace",
+	"placement/store/pack.go", "placement/store/record.go",
 	"placement/agentapi/outbox.go", "placement/agentapi/pace.go", "placement/agentapi/refuse.go",
 	"api", "api/ecsjson", "config/taskdef",
 	"mps/supervisor.go", "mps/decide.go", "mps/limits.go", "mps/reply.go", "mps/support.go", "mps/phase.go",
