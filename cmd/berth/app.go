@@ -152,7 +152,7 @@ func (a *app) root() *cobra.Command {
 	}{
 		{"see", "See what there is and why:", []*cobra.Command{a.psCommand(), a.topCommand(), a.instancesCommand(), a.explainCommand(), a.logsCommand(), a.eventsCommand(), a.replayCommand()}},
 		{"run", "Run:", []*cobra.Command{a.runCommand(), a.serviceCommand(), a.stopCommand()}},
-		{"machines", "Look after machines:", []*cobra.Command{a.drainCommand(), a.replaceCommand(), a.replacementsCommand(), a.doctorCommand()}},
+		{"machines", "Look after machines:", []*cobra.Command{a.drainCommand(), a.replaceCommand(), a.replacementsCommand(), a.deregisterCommand(), a.doctorCommand()}},
 		{"serve", "Serve:", []*cobra.Command{a.serverCommand()}},
 		{"simulate", "Without a GPU:", []*cobra.Command{a.devCommand(), a.simCommand(), a.faultCommand()}},
 	} {

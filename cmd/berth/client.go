@@ -130,6 +130,8 @@ func (c *client) send(ctx context.Context, method, path string, query url.Values
 		case errors.As(err, &u) && (u.taken || lost):
 			lost = true
 		case errors.As(err, &r) && lost && r.status == http.StatusServiceUnavailable: // it starts
+		case errors.As(err, &r) && lost && r.status == http.StatusNotFound && method == http.MethodDelete:
+			return raw, nil // gone, as was asked
 		default:
 			return raw, err
 		}

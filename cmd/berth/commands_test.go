@@ -72,7 +72,7 @@ func TestJSONKeepsTheFuture(t *testing.T) {
 		{"run", "-f", "chat.json"}, {"run", "-f", "chat.json", "--wait"}, {"stop", "77aa"}, {"stop", "77aa", "f00d", "--wait"},
 		{"service", "create", "api", "-f", "chat.json", "--count", "1", "--wait"}, {"service", "scale", "web", "2"}, {"service", "delete", "embed", "--wait"},
 		{"service", "update", "web", "--max", "150"}, {"service", "ls"},
-		{"drain", "node-1", "--dry-run"}, {"drain", "node-1", "--wait"}, {"replace", "node-1"}, {"replacements"},
+		{"drain", "node-1", "--dry-run"}, {"drain", "node-1", "--wait"}, {"replace", "node-1"}, {"replace", "--resume"}, {"replacements"},
 	} {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
 			f := startFleet(t)
@@ -120,6 +120,8 @@ func TestFleetUsage(t *testing.T) {
 		{"a scale to no number", []string{"service", "scale", "web", "many"}, `N: "many" is not a number of tasks from 0 up`},
 		{"a scale below none", []string{"service", "scale", "--", "web", "-2"}, `N: "-2" is not a number of tasks from 0 up`},
 		{"drain and undo", []string{"drain", "node-1", "--undo", "--wait"}, "if any flags in the group [dry-run undo wait] are set none of the others can be; [undo wait] were all set"},
+		{"a replacement of nothing", []string{"replace"}, "accepts 1 arg(s), received 0"},
+		{"resume and a machine", []string{"replace", "--resume", "node-1"}, `unknown command "node-1" for "berth replace"`},
 		{"nothing to stop", []string{"stop"}, "requires at least 1 arg(s), only received 0"},
 		{"an event number that is none", []string{"events", "--after", "-1"}, `invalid argument "-1" for "--after" flag: strconv.ParseUint: parsing "-1": invalid syntax`},
 	} {
@@ -146,6 +148,8 @@ func TestFleetRefusals(t *testing.T) {
 		{[]string{"service", "scale", "nope", "3"}, `no service "nope"; berth service ls lists them`},
 		{[]string{"service", "delete", "nope", "--wait"}, `no service "nope"; berth service ls lists them`},
 		{[]string{"service", "create", "web", "-f", "chat.json", "--count", "9"}, "service web is there already, with a count of 2; berth service update changes it"},
+		{[]string{"deregister", "node-1"}, "instance node-1: its agent is connected and would join again at once"},
+		{[]string{"deregister", "node-3"}, "instance node-3: 1 task is on it and may still run there"},
 		{[]string{"instances", "nope"}, `no instance "nope"; berth instances lists them`},
 		{[]string{"top", "nope"}, `no instance "nope"; berth instances lists them`},
 		{[]string{"explain", "zz"}, `no task "zz"; berth ps -a lists the tasks`},
@@ -167,7 +171,7 @@ func TestAgentIsNoServer(t *testing.T) {
 	t.Chdir("testdata")
 	for _, args := range [][]string{
 		{"run", "-f", "chat.json"}, {"service", "ls"}, {"service", "create", "x", "-f", "chat.json", "--count", "1"}, {"service", "scale", "x", "1"}, {"service", "delete", "x"},
-		{"explain", "3f2a"}, {"drain", "node-1"}, {"replace", "node-1"}, {"replacements"}, {"events"}, {"events", "-f"},
+		{"explain", "3f2a"}, {"drain", "node-1"}, {"replace", "node-1"}, {"replace", "--resume"}, {"deregister", "node-1"}, {"replacements"}, {"events"}, {"events", "-f"},
 	} {
 		a := startAgent(t)
 		_, errs, code := a.berth(t, args...)

@@ -39,6 +39,36 @@ runs elsewhere first where there is room. Standalone tasks stay until they end.`
 	return cmd
 }
 
+func (a *app) deregisterCommand() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "deregister INSTANCE [--force]",
+		Short: "Forget a machine that does not come back",
+		Long: `deregister takes a machine out of the fleet whose agent is not heard and will not be.
+With --force it does so although tasks may still run there: they count as stopped, and an
+agent that comes back after all joins anew and stops them.`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completing(a.instanceNames),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			query := url.Values{}
+			if force {
+				query.Set("force", "1")
+			}
+			raw, err := a.client().send(cmd.Context(), http.MethodDelete, pathOf(api.PathInstance, args[0]), query, nil, nil)
+			if err != nil {
+				return err
+			}
+			if a.json() && len(raw) > 0 {
+				return a.printJSON(raw)
+			}
+			fmt.Fprintf(a.out, "%s has left the fleet\n", args[0])
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "although tasks may still run on it")
+	return cmd
+}
+
 func (a *app) drain(ctx context.Context, name string, dryRun, undo bool, w waitFlags) error {
 	query := url.Values{}
 	if dryRun {

@@ -82,6 +82,8 @@ func startFleet(t *testing.T) *fleet {
 	mux.HandleFunc("DELETE "+api.PathService, f.act(f.remove))
 	mux.HandleFunc("POST "+api.PathDrain, f.act(f.drain))
 	mux.HandleFunc("POST "+api.PathReplace, f.act(f.startReplacement))
+	mux.HandleFunc("POST "+api.PathResume, f.act(func(*http.Request, []byte) (any, error) { return f.replacements, nil }))
+	mux.HandleFunc("DELETE "+api.PathInstance, f.act(f.leave))
 	mux.HandleFunc("GET "+api.PathReplacements, f.listReplacements)
 	mux.HandleFunc("GET "+api.PathEvents, f.listEvents)
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -158,11 +160,14 @@ func (f *fleet) act(do func(r *http.Request, body []byte) (any, error)) http.Han
 			f.lose--
 			panic(http.ErrAbortHandler)
 		}
-		if err != nil {
+		switch {
+		case err == nil:
+			f.answer(w, v)
+		case strings.HasPrefix(err.Error(), "no "):
+			refuse(w, http.StatusNotFound, "%s", err)
+		default:
 			refuse(w, http.StatusConflict, "%s", err)
-			return
 		}
-		f.answer(w, v)
 	}
 }
 
@@ -361,6 +366,22 @@ func (f *fleet) drain(r *http.Request, _ []byte) (any, error) {
 		}
 	}
 	return api.Drain{Instance: r.PathValue("name"), Moves: f.moves}, nil
+}
+
+func (f *fleet) leave(r *http.Request, _ []byte) (any, error) {
+	for i, inst := range f.insts {
+		switch {
+		case inst.Name != r.PathValue("name"):
+		case inst.Connected:
+			return nil, fmt.Errorf("instance %s: its agent is connected and would join again at once", inst.Name)
+		case r.FormValue("force") != "1":
+			return nil, fmt.Errorf("instance %s: 1 task is on it and may still run there", inst.Name)
+		default:
+			f.insts = slices.Delete(f.insts, i, i+1)
+			return struct{}{}, nil
+		}
+	}
+	return nil, fmt.Errorf("no instance %q", r.PathValue("name"))
 }
 
 func (f *fleet) startReplacement(r *http.Request, _ []byte) (any, error) {

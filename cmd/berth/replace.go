@@ -23,21 +23,35 @@ const replaceTimeout = time.Hour
 
 func (a *app) replaceCommand() *cobra.Command {
 	var w waitFlags
+	var resume bool
 	cmd := &cobra.Command{
 		Use:   "replace INSTANCE [--wait]",
 		Short: "Have a machine replaced by a fresh one",
 		Long: `replace drains a machine, launches another in its place, moves the tasks and terminates
-the old one. One that is being replaced already is not replaced twice.`,
-		Args:              cobra.ExactArgs(1),
+the old one. One that is being replaced already is not replaced twice.
+
+Where fresh machines fail alike the server begins no more replacements by itself;
+replace --resume lets it go on once the cause is mended.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if resume {
+				return cobra.NoArgs(cmd, args)
+			}
+			return cobra.ExactArgs(1)(cmd, args)
+		},
 		ValidArgsFunction: a.completing(a.instanceNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := w.limit(); err != nil {
 				return err
 			}
+			if resume {
+				return a.resume(cmd.Context())
+			}
 			return a.replace(cmd.Context(), args[0], w)
 		},
 	}
+	cmd.Flags().BoolVar(&resume, "resume", false, "let the server begin replacements again, after fresh machines failed alike")
 	w.add(cmd, "return when the old machine is gone; exit code 1 when it failed", replaceTimeout)
+	cmd.MarkFlagsMutuallyExclusive("resume", "wait")
 	ls := a.replacementsCommand()
 	ls.Use, ls.Aliases = "ls", nil
 	cmd.AddCommand(ls)
@@ -76,6 +90,18 @@ func (a *app) replace(ctx context.Context, name string, w waitFlags) error {
 	if r.is.State == replacementFailed {
 		return &silent{exitFailed}
 	}
+	return nil
+}
+
+func (a *app) resume(ctx context.Context) error {
+	raw, err := a.client().send(ctx, http.MethodPost, api.PathResume, nil, nil, nil)
+	if err != nil {
+		return err
+	}
+	if a.json() {
+		return a.printJSON(raw)
+	}
+	fmt.Fprintln(a.out, "the server may begin replacements again; berth replacements lists them")
 	return nil
 }
 

@@ -130,6 +130,8 @@ func TestLostReplies(t *testing.T) {
 		{[]string{"service", "scale", "web", "5"}, "POST /v1/services/web "},
 		{[]string{"drain", "node-1"}, "POST /v1/instances/node-1/drain"},
 		{[]string{"replace", "node-1"}, "POST /v1/instances/node-1/replace"},
+		{[]string{"deregister", "node-3", "--force"}, "DELETE /v1/instances/node-3?force=1"}, // the second finds none: it is done
+		{[]string{"service", "delete", "embed"}, "DELETE /v1/services/embed"},
 	} {
 		t.Run(strings.Join(tc.args, " "), func(t *testing.T) {
 			f := startFleet(t)
@@ -139,7 +141,7 @@ func TestLostReplies(t *testing.T) {
 			if out != want || errs != "" || code != 0 {
 				t.Errorf("exit code %d, %q, %q; want %q", code, out, errs, want)
 			}
-			if len(f.asked) != 3 || !strings.HasPrefix(f.asked[0], tc.ask) || len(slices.Compact(slices.Clone(f.asked))) != 1 {
+			if len(f.asked) < 2 || !strings.HasPrefix(f.asked[0], tc.ask) || len(slices.Compact(slices.Clone(f.asked))) != 1 {
 				t.Errorf("asked %q", f.asked)
 			}
 			if tc.args[0] == "run" && (f.made != 2 || !strings.Contains(f.asked[0], `"clientToken":"`)) {
