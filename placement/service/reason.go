@@ -101,8 +101,9 @@ func (s *step) explain() {
 	name, version := s.service.Name, s.service.Definition
 	cur, old := s.split()
 	healthy, unplaced, leaving, running := s.healthy(), 0, 0, 0
+	releasing := s.releasing()
 	for _, u := range s.units {
-		if s.noRoom(u.lead) && s.releasing() == 0 {
+		if s.noRoom(u.lead) && releasing == 0 {
 			unplaced++
 		}
 		if len(u.tail) > 0 || u.lead.leaves() {

@@ -189,8 +189,10 @@ func (s *step) delete() Output {
 // the old ones that nobody will miss: they serve nothing yet.
 func (s *step) scaleDown() {
 	cur, _ := s.split()
-	for _, u := range leastFirst(cur, s.service.Definition)[:max(0, len(cur)-s.service.Desired)] {
-		s.drop(u, fmt.Sprintf("service %s was scaled down to %d", s.service.Name, s.service.Desired))
+	if more := len(cur) - s.service.Desired; more > 0 {
+		for _, u := range leastFirst(cur, s.service.Definition)[:more] {
+			s.drop(u, fmt.Sprintf("service %s was scaled down to %d", s.service.Name, s.service.Desired))
+		}
 	}
 	_, old := s.split()
 	for _, u := range leastFirst(old, s.service.Definition) {
@@ -264,7 +266,7 @@ func (s *step) replaceLeaving() {
 	// it, the old task makes way, so that its GPU can be mended.
 	healthy := s.healthy()
 	for _, u := range s.units {
-		if len(u.tail) == 0 || !s.noRoom(u.lead) {
+		if len(u.tail) == 0 || !s.noRoom(u.lead) || u.lead.Definition != s.service.Definition {
 			continue
 		}
 		for _, t := range u.tail {
