@@ -76,7 +76,7 @@ func TestNoStartHappensTwice(t *testing.T) {
 			},
 			"the store alone has what was changed": func(rt *rapid.T) { store(rt, a) },
 			"forget": func(rt *rapid.T) {
-				for id, x := range a.tasks {
+				for _, x := range a.inOrder() {
 					if x.rec.Desired == api.StatusStopped && rapid.Bool().Draw(rt, "this one") {
 						store(rt, a)
 						rec := x.rec
@@ -84,7 +84,7 @@ func TestNoStartHappensTwice(t *testing.T) {
 							rt.Fatal(err)
 						}
 						if rapid.Bool().Draw(rt, "and the agent lived to know") {
-							delete(a.tasks, id)
+							delete(a.tasks, rec.ID)
 						} else {
 							a = reopen(rt, a, dir)
 						}

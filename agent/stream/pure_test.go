@@ -226,3 +226,27 @@ func TestTimes(t *testing.T) {
 		}
 	}
 }
+
+// What a change of one task of a full machine costs: 8 GPUs with 48 tasks each.
+func BenchmarkReport(b *testing.B) {
+	v := &agent.View{Instance: api.Instance{GPUs: make([]api.GPU, 8)}}
+	for i := range 8 * 48 {
+		id := fmt.Sprint("task-", i)
+		v.Tasks = append(v.Tasks, api.Task{ID: id, Name: id, LastStatus: api.StatusRunning, Containers: []api.Container{{Name: "main"}}})
+		g := &v.Instance.GPUs[i/48]
+		g.Slices = append(g.Slices, api.Slice{TaskID: id, Container: "main"})
+	}
+	var said told
+	now := time.Now()
+	if _, err := said.report(v, now); err != nil {
+		b.Fatal(err)
+	}
+	for i := range b.N {
+		next := *v
+		next.Tasks = append([]api.Task(nil), v.Tasks...)
+		next.Tasks[i%len(next.Tasks)].Reason = fmt.Sprint(i)
+		if r, err := said.report(&next, now); err != nil || len(r.Tasks) == 0 {
+			b.Fatal(r, err)
+		}
+	}
+}

@@ -231,7 +231,7 @@ func TestStream(t *testing.T) {
 	})
 	t.Run("a task that may not outlive the server's silence", func(t *testing.T) {
 		bound := wanted(t, "task-4", 20, plain("sleep", "1h"))
-		bound.StopAfterMs = 2000
+		bound.StopAfterMs = 4000
 		free := wanted(t, "task-5", 21, plain("sleep", "1h"))
 		s.want(t, bound, free)
 		ctx, cancel := context.WithCancel(context.Background())
@@ -240,16 +240,33 @@ func TestStream(t *testing.T) {
 		r.until("both run", func() bool { return r.running("task-4") && r.running("task-5") })
 		s.grpc.Stop()
 		r.until("the agent ends it by itself", func() bool { return r.stopped("task-4") })
-		if got := r.task("task-4"); got.StopCode != api.StopInfrastructure || !got.Infrastructure || got.StoppedReason != "cut off from the placement server for 2s" {
+		if got := r.task("task-4"); got.StopCode != api.StopInfrastructure || !got.Infrastructure || got.StoppedReason != "cut off from the placement server for 4s" {
 			t.Errorf("got %+v", got)
 		}
 		if !r.running("task-5") {
 			t.Errorf("one without the wish: %+v", r.task("task-5"))
 		}
 	})
-	t.Run("a failed GPU is told at once", func(t *testing.T) {
+	t.Run("a stopped agent is not taken in by what was said meanwhile", func(t *testing.T) {
+		s.see(func(s *server) bool { s.orders, s.stream = nil, nil; return true })
 		s.listen(t, socket)
-		r.until("it is back", func() bool { return r.inst().Connected })
+		r.until("it is back", func() bool { return s.see(func(s *server) bool { return s.stream != nil }) })
+		bound := wanted(t, "task-6", 30, plain("sleep", "1h"))
+		bound.StopAfterMs = 4000
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		go s.pulse(ctx)
+		s.want(t, bound)
+		r.until("it runs", func() bool { return r.running("task-6") })
+		r.agent.Process.Signal(syscall.SIGSTOP)
+		<-time.After(4500 * time.Millisecond) // the server speaks on
+		r.agent.Process.Signal(syscall.SIGCONT)
+		r.until("it ends all the same", func() bool { return s.task("task-6").LastStatus == api.StatusStopped })
+		if got := s.task("task-6"); !got.Infrastructure {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("a failed GPU is told at once", func(t *testing.T) {
 		if err := r.machine.Xid(r.gpus[0], 79); err != nil {
 			t.Fatal(err)
 		}
