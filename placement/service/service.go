@@ -190,7 +190,15 @@ func (s *step) delete() Output {
 func (s *step) scaleDown() {
 	cur, _ := s.split()
 	if more := len(cur) - s.service.Desired; more > 0 {
-		for _, u := range leastFirst(cur, s.service.Definition)[:more] {
+		healthy := s.healthy()
+		for _, u := range leastFirst(cur, s.service.Definition) {
+			if more == 0 || u.healthy() && healthy-1 < s.min {
+				continue
+			}
+			if u.healthy() {
+				healthy--
+			}
+			more--
 			s.drop(u, fmt.Sprintf("service %s was scaled down to %d", s.service.Name, s.service.Desired))
 		}
 	}
