@@ -28,7 +28,6 @@ type fleet struct {
 	made     map[string]string  // by token
 	bad      bool               // what the provider makes does not join
 	down     bool               // the provider
-	resumed  int
 }
 
 type machine struct {
