@@ -25,7 +25,7 @@ func LookAlone(f *fleet.Fleet, t *fleet.Task, now time.Time) Alone {
 // View is a task as its service sees it.
 func View(f *fleet.Fleet, t *fleet.Task) Task {
 	v := Task{ID: t.ID, Definition: t.Definition, Replaces: t.Replaces, Reschedule: t.Reschedule, Desired: t.Desired, LastStatus: t.LastStatus,
-		Placed: t.Instance != "", Gone: t.Gone, Infrastructure: t.Infrastructure, StopCode: t.StopCode, StoppedReason: t.StoppedReason, Counted: t.Counted,
+		Placed: t.Instance != "", Gone: t.Gone, Infrastructure: t.Infrastructure, StopCode: t.StopCode, Counted: t.Counted,
 		CreatedAt: t.CreatedAt, StartedAt: t.StartedAt, EndedAt: t.StoppingAt}
 	if v.EndedAt.IsZero() {
 		v.EndedAt = t.StoppedAt

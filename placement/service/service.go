@@ -29,7 +29,6 @@ type Task struct {
 	Gone           bool      `json:"gone,omitempty"`
 	Infrastructure bool      `json:"infrastructure,omitempty"`
 	StopCode       string    `json:"stopCode,omitempty"`
-	StoppedReason  string    `json:"stoppedReason,omitempty"`
 	Counted        bool      `json:"counted,omitempty"`
 	CreatedAt      time.Time `json:"createdAt"`
 	StartedAt      time.Time `json:"startedAt,omitzero"`
