@@ -43,6 +43,7 @@ type fleet struct {
 	stale   int               // so many lists of services are of before the last act
 	before  []api.Service     // what a stale list says
 	hold    bool              // nothing finds a place
+	keeps   bool              // services start and stop nothing
 	noEnd   bool              // what runs goes on
 	replace []api.Replacement // what a replacement goes through, a step per list
 	future  bool              // each object has a member that this berth does not know
@@ -293,6 +294,9 @@ func (f *fleet) find(name string) (*api.Service, error) {
 
 // keep starts and stops tasks until the service's count is wanted of its definition.
 func (f *fleet) keep(s *api.Service) {
+	if f.keeps {
+		return
+	}
 	n := 0
 	for i := range f.tasks {
 		t := &f.tasks[i]
@@ -433,7 +437,7 @@ func threeMachines() []api.Instance {
 			DriverVersion: "580.159.03", Registered: first.Registered, Remaining: first.Registered, Health: api.Health{OverallStatus: api.HealthOK}}
 		for i := range 2 {
 			inst.GPUs = append(inst.GPUs, api.GPU{ID: fmt.Sprintf("GPU-5a1f7c52-0d3e-4b7a-9a61-2f0c8d1e6b%d%d", n, i), SharingMode: api.ModeIdle, TotalMemoryInMiB: 80896,
-				RemainingMemoryInMiB: 80896, Index: i, Name: "NVIDIA H100 80GB HBM3", Standing: api.GPUOpen, MPS: api.MPS{State: "IDLE", Budget: 5}})
+				RemainingMemoryInMiB: 80896, Index: i, Name: "NVIDIA H100 80GB HBM3", Standing: api.GPUOpen, HeldReason: "IDLE", MPS: api.MPS{State: "IDLE", Budget: 5}})
 		}
 		return inst
 	}

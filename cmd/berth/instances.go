@@ -152,7 +152,7 @@ func holding(g api.GPU) string {
 // placement leaves the GPU alone all the same.
 func whyNotHeld(g api.GPU) string {
 	for _, why := range []string{g.HeldReason, g.MPS.Reason} {
-		if !g.Held && why != "" {
+		if !g.Held && why != "" && why != holding(g) { // IDLE says all
 			return why
 		}
 	}

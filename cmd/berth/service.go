@@ -299,7 +299,7 @@ func serviceFares(s api.Service, tasks []api.Task) (done bool, says string) {
 	if stopping > 0 {
 		says += fmt.Sprintf(", %d stopping", stopping)
 	}
-	if s.Reason != "" {
+	if s.Reason != "" && len(current) < s.DesiredCount { // something holds it back
 		says += "; " + s.Reason
 	}
 	return running == s.DesiredCount && len(current) == running && old == 0, says

@@ -42,10 +42,14 @@ func TestWaits(t *testing.T) {
 			"2 without a place (no GPU has 20480 MiB left; the nearest miss is node-2, GPU 1: 16384 MiB are free)\n" +
 				"berth: still waiting after 200ms; what was asked for goes on: 2 without a place (no GPU has 20480 MiB left; the nearest miss is node-2, GPU 1: 16384 MiB are free)\n"},
 		{"a stale list is not believed", []string{"service", "scale", "web", "0", "--wait"}, func(f *fleet) { f.services[0].DesiredCount, f.stale = 3, 3 }, 0,
-			"service web runs 0 of chat:3\n", "service web (0 wanted): no task, 3 stopping; 1 task waits for a place\nservice web (0 wanted): no task; 1 task waits for a place\n"},
+			"service web runs 0 of chat:3\n", "service web (0 wanted): no task, 3 stopping\nservice web (0 wanted): no task\n"},
 		{"a service that never runs", []string{"service", "create", "api", "-f", "chat.json", "--count", "1", "--wait", "--timeout", "200ms"}, func(f *fleet) { f.hold = true }, 4, "",
 			"service api (1 wanted): 1 without a place (no GPU has 20480 MiB left; the nearest miss is node-2, GPU 1: 16384 MiB are free)\n" +
 				"berth: still waiting after 200ms; what was asked for goes on: service api (1 wanted): 1 without a place (no GPU has 20480 MiB left; the nearest miss is node-2, GPU 1: 16384 MiB are free)\n"},
+		{"a service that is held back", []string{"service", "update", "embed", "--max", "150", "--wait", "--timeout", "200ms"}, func(f *fleet) {
+			f.services[1].DesiredCount, f.services[1].Reason, f.keeps = 1, "3 tasks in a row did not stay up: the next start is in 8 s", true
+		}, 4, "", "service embed (1 wanted): no task; 3 tasks in a row did not stay up: the next start is in 8 s\n" +
+			"berth: still waiting after 200ms; what was asked for goes on: service embed (1 wanted): no task; 3 tasks in a row did not stay up: the next start is in 8 s\n"},
 		{"a replacement that is done", []string{"replace", "node-1", "--wait"}, func(f *fleet) {
 			f.replace = []api.Replacement{{ID: "be11000000000000000000000000abcd", Instance: "node-1", State: "MOVE", Newcomer: "dev-9", Says: "1 task has to move"},
 				{ID: "be11000000000000000000000000abcd", Instance: "node-1", State: "DONE", Newcomer: "dev-9"}}
