@@ -335,8 +335,10 @@ func (l *leader) lose(in *fleet.Instance, silent time.Duration) {
 	}
 }
 
-// stopTime is how long an agent may take to stop a task: the longest stop timeout of
-// its containers (Docker's and berth's default is 30 s), and some room.
+// stopTime is how long after its stop-after a task may still run: where the cut goes one
+// way alone, its agent has heard the server for up to a lease longer; then come the
+// longest stop timeout of its containers (Docker's and berth's default is 30 s) and
+// some room for the kill.
 func (l *leader) stopTime(t *fleet.Task) time.Duration {
 	longest := int32(0)
 	if def := l.fleet.Parsed(t.Definition); def != nil {
@@ -348,7 +350,7 @@ func (l *leader) stopTime(t *fleet.Task) time.Duration {
 			}
 		}
 	}
-	return time.Duration(longest)*time.Second + 10*time.Second
+	return l.settings.Agents.Lease + time.Duration(longest)*time.Second + 10*time.Second
 }
 
 // sendOrders tells each agent what is wanted of it, where that has changed.

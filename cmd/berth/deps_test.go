@@ -116,7 +116,7 @@ var pure = []string{
 	"api", "api/ecsjson", "config/taskdef",
 	"mps/supervisor.go", "mps/decide.go", "mps/limits.go", "mps/reply.go", "mps/support.go", "mps/phase.go",
 	"healthcheck/gate.go", "healthcheck/machine.go",
-	"agent/task.go", "agent/ledger.go",
+	"agent/task.go", "agent/ledger.go", "agent/cutoff.go", "agent/stream/retry.go", "agent/stream/report.go",
 }
 
 var (
