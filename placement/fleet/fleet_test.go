@@ -304,8 +304,8 @@ func TestPendingIsFirstComeFirstServedWithoutBlocking(t *testing.T) {
 	}
 }
 
-// big is a fleet of 1,000 machines of 8 GPUs with 20,000 tasks of a full one's three
-// fifths, as records of a store.
+// big is a fleet of 1,000 machines of 8 GPUs with 20,000 tasks, as what a store is
+// told of it.
 func big(tb testing.TB) (*fleet.Fleet, []fleet.Change) {
 	f := fleet.New()
 	key := register(tb, f, shared("web", 20000, ""))
@@ -360,7 +360,7 @@ func BenchmarkPlaceOne(b *testing.B) {
 	}
 }
 
-// 20,000 tasks find their places, and another 20,000 none.
+// 20,000 tasks find their places in an empty fleet, its making included.
 func BenchmarkPlaceAll(b *testing.B) {
 	for b.Loop() {
 		big(b)
