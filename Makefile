@@ -12,12 +12,12 @@ export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
-run: ## start the agent on this machine with sample tasks and show its GPUs live; Ctrl-C takes all of it away
+run: ## run a placement server and two simulated GPU machines with sample tasks, and show them live; Ctrl-C takes all of it away
 	@scripts/setup
 	@$(MAKE) --no-print-directory build
 	@scripts/run
 
-demo: ## the same story without a person: each step is checked, the exit code says how it went
+demo: ## without a person: tasks, a GPU that fails for good, its machine replaced; each step is checked, the exit code says how it went
 	@scripts/setup
 	@$(MAKE) --no-print-directory build
 	@scripts/demo

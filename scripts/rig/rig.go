@@ -1,5 +1,6 @@
-// Package rig starts an agent on a simulated machine and looks at it from outside, with
-// what an operator has: berth, berth-agent, the task folder, the agent's socket, Docker's.
+// Package rig starts an agent on a simulated machine, or a whole system of a placement
+// server and such machines, and looks at it from outside, with what an operator has:
+// berth, berth-agent, the task folder, berth's sockets, Docker's.
 // It is for the programs behind make demo and make bench, which run as root in the
 // repository's root.
 package rig
@@ -8,9 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -99,26 +98,46 @@ func (p *process) wait(limit time.Duration) bool {
 	}
 }
 
-// Start starts the agent and waits until it answers.
-func (r *Rig) Start(ctx context.Context) error {
-	log, err := os.OpenFile(r.Log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+// start starts a program in a session of its own, with its output at the end of a file.
+func start(logFile, program string, args ...string) (*process, error) {
+	log, err := os.OpenFile(logFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer log.Close()
-	cmd := exec.Command("build/berth-agent", "run", "--config", r.Settings())
+	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	for _, kv := range os.Environ() { // a person's BERTH_ variables are not this agent's
+	for _, kv := range os.Environ() { // a person's BERTH_ variables are not this program's
 		if !strings.HasPrefix(kv, "BERTH_") {
 			cmd.Env = append(cmd.Env, kv)
 		}
 	}
 	if err := cmd.Start(); err != nil {
-		return err
+		return nil, err
 	}
 	p := &process{cmd, make(chan struct{})}
 	go func() { defer close(p.ended); _ = cmd.Wait() }()
+	return p, nil
+}
+
+// end sends a signal that ends the process, and waits until it has.
+func (p *process) end(sig os.Signal, limit time.Duration) (*os.ProcessState, error) {
+	if err := p.cmd.Process.Signal(sig); err != nil {
+		return nil, err
+	}
+	if !p.wait(limit) {
+		return nil, fmt.Errorf("%s does not end", filepath.Base(p.cmd.Path))
+	}
+	return p.cmd.ProcessState, nil
+}
+
+// Start starts the agent and waits until it answers.
+func (r *Rig) Start(ctx context.Context) error {
+	p, err := start(r.Log(), "build/berth-agent", "run", "--config", r.Settings())
+	if err != nil {
+		return err
+	}
 	r.agent = p
 	_, err = r.Until(ctx, 30*time.Second, "the agent answers", func(View) bool { return true })
 	return err
@@ -129,15 +148,12 @@ func (r *Rig) PID() int { return r.agent.cmd.Process.Pid }
 
 // Signal sends the agent a signal that ends it, and waits until it has.
 func (r *Rig) Signal(sig os.Signal) (*os.ProcessState, error) {
-	p := r.agent
-	if err := p.cmd.Process.Signal(sig); err != nil {
+	state, err := r.agent.end(sig, 30*time.Second)
+	if err != nil {
 		return nil, err
 	}
-	if !p.wait(30 * time.Second) {
-		return nil, errors.New("the agent does not end")
-	}
 	r.agent = nil
-	return p.cmd.ProcessState, nil
+	return state, nil
 }
 
 // Command runs a program, whose output the reader sees.
@@ -181,14 +197,20 @@ func (r *Rig) Until(ctx context.Context, limit time.Duration, what string, ok fu
 func (r *Rig) LogUntil(ctx context.Context, task, text string) (line string, err error) {
 	_, err = r.Until(ctx, 20*time.Second, "a line with "+text, func(View) bool {
 		out, err := exec.CommandContext(ctx, "build/berth", "logs", task, "--socket", r.Socket()).Output()
-		for l := range strings.Lines(string(out)) {
-			if strings.Contains(l, text) {
-				line = strings.TrimSpace(l)
-			}
-		}
+		line = lineWith(string(out), text)
 		return err == nil && line != ""
 	})
 	return line, err
+}
+
+// lineWith is the last line with a text in it.
+func lineWith(log, text string) (line string) {
+	for l := range strings.Lines(log) {
+		if strings.Contains(l, text) {
+			line = strings.TrimSpace(l)
+		}
+	}
+	return line
 }
 
 // Get asks the agent.
@@ -322,67 +344,4 @@ func SameContainers(before, after View) bool {
 		}
 	}
 	return len(before.Running()) > 0
-}
-
-// --- what must not be left ---
-
-// Leftovers is what must not be there after a purge, and is.
-func (r *Rig) Leftovers(ctx context.Context) (left []string, err error) {
-	var containers []struct {
-		Id    string
-		Names []string
-	}
-	filter := url.QueryEscape(`{"label":["berth.instance=` + r.Instance + `"]}`)
-	if err := getFrom(ctx, docker, "/containers/json?all=1&filters="+filter, &containers); err != nil {
-		return nil, err
-	}
-	for _, c := range containers {
-		left = append(left, fmt.Sprintf("container %.12s %v", c.Id, c.Names))
-	}
-	left = append(left, r.Programs()...)
-	modes, err := filepath.Glob(filepath.Join(r.Machine(), "sim", "mode.*"))
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range modes {
-		if text, err := os.ReadFile(m); err == nil && strings.TrimSpace(string(text)) != "0" {
-			left = append(left, fmt.Sprintf("compute mode %s of %s", text, strings.TrimPrefix(filepath.Base(m), "mode.")))
-		}
-	}
-	for _, folder := range []string{r.RunDir, filepath.Join(r.Dir, "state"), filepath.Join(r.Dir, "log")} {
-		if _, err := os.Lstat(folder); err == nil {
-			left = append(left, "folder "+folder)
-		}
-	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	for m := range strings.Lines(string(mounts)) {
-		if strings.Contains(m, " "+r.RunDir) {
-			left = append(left, "mount "+strings.TrimSpace(m))
-		}
-	}
-	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.Contains(path, r.Instance) {
-			left = append(left, "cgroup "+path)
-		}
-		return nil // groups of others come and go while we look
-	})
-	return left, nil
-}
-
-// Programs are the living processes of the machine's own programs.
-func (r *Rig) Programs() (all []string) {
-	bin, err := filepath.Abs(filepath.Join(r.Machine(), "bin"))
-	if err != nil {
-		return nil
-	}
-	links, _ := filepath.Glob("/proc/[0-9]*/exe")
-	for _, l := range links {
-		if exe, err := os.Readlink(l); err == nil && strings.HasPrefix(exe, bin+"/") {
-			all = append(all, fmt.Sprintf("process %s %s", strings.Split(l, "/")[2], filepath.Base(exe)))
-		}
-	}
-	return all
 }
