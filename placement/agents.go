@@ -132,7 +132,7 @@ func (l *leader) disconnected(instance string, session uint64, why error) {
 	}
 	c.session = 0
 	if l.fleet.Instance(instance) != nil {
-		l.fleet.SetPresence(instance, false)
+		l.present(instance)
 		l.say("instance", instance, instance, "", "its agent's stream ended: %v", why)
 	}
 }
@@ -154,7 +154,7 @@ func (l *leader) reported(instance string, session uint64, r report) {
 	}
 	if r.full {
 		c.full = true
-		l.fleet.SetPresence(instance, true)
+		l.present(instance)
 		l.touched.orders[instance], l.touched.place = true, true
 	}
 	for i := range r.tasks {

@@ -35,6 +35,7 @@ type leader struct {
 	replacements map[string]*replace.Replacement
 	calls        map[string]*providerCall // by replacement: in flight, or returned
 	toCall       []string                 // of these, which this round makes
+	foreign      map[string]string        // by instance that the provider did not make: why it should be replaced, as it was said
 	held         string                   // why the storm guard lets none begin
 
 	touched struct { // what a round has to look at
@@ -58,7 +59,7 @@ func (s *Server) lead(ctx context.Context, term *store.Term) error {
 	defer cancel()
 	var owned sync.WaitGroup
 	l := &leader{Server: s, ctx: ctx, term: term, owned: &owned, inbox: make(chan func(), 1024), ended: make(chan struct{}),
-		began: time.Now(), agents: map[string]*connection{}, replacements: map[string]*replace.Replacement{}, policy: s.policy, calls: map[string]*providerCall{}, wakes: map[string]time.Time{}}
+		began: time.Now(), agents: map[string]*connection{}, replacements: map[string]*replace.Replacement{}, policy: s.policy, calls: map[string]*providerCall{}, foreign: map[string]string{}, wakes: map[string]time.Time{}}
 	if err := l.load(ctx); err != nil {
 		return err
 	}

@@ -114,7 +114,7 @@ func (l *leader) stepService(name string) {
 	}
 	in := service.Look(l.fleet, name, l.now)
 	out := service.Step(in)
-	if len(out.Actions) > 0 || len(out.Counted) > 0 || out.Service != *old || out.Done {
+	if len(out.Actions) > 0 || len(out.Counted) > 0 || out.Done { // a change of its sentence alone decides nothing
 		l.flight.Record("service.Step", name, in, out)
 	}
 	l.wakes[name] = out.Wake

@@ -81,7 +81,12 @@ func (l *leader) beginDue() {
 	}
 	l.held = out.Held
 	for _, b := range out.Begin {
-		l.begin(b.Instance, b.Reason, false)
+		if l.machines.Made(b.Instance) {
+			l.begin(b.Instance, b.Reason, false)
+		} else if l.foreign[b.Instance] != b.Reason {
+			l.foreign[b.Instance] = b.Reason
+			l.say("replacement", b.Instance, b.Instance, "", "%s should be replaced (%s), and the provider did not make it: replace it by hand", b.Instance, b.Reason)
+		}
 	}
 }
 
@@ -145,6 +150,7 @@ func (l *leader) stepReplacement(r *replace.Replacement, call *providerCall) {
 	for _, a := range actions {
 		l.act(&next, a)
 	}
+	l.present(next.Newcomer())
 	if next.Over() {
 		l.pruneReplacements()
 	}
@@ -181,6 +187,20 @@ func (l *leader) observe(r *replace.Replacement) replace.Observation {
 		}
 	}
 	return o
+}
+
+// present tells the fleet whether tasks may be placed on an instance: its agent is
+// connected, and it is no newcomer that has yet to prove itself, which may be
+// terminated with all that is on it.
+func (l *leader) present(id string) {
+	awaited := false
+	for _, r := range l.replacements {
+		awaited = awaited || r.Newcomer() == id && (r.State == replace.Launch || r.State == replace.Join)
+	}
+	if now := l.connected(id) && !awaited; now != l.fleet.Connected(id) {
+		l.fleet.SetPresence(id, now)
+		l.touched.place = true
+	}
 }
 
 // connected says whether an agent's stream is open and its full report has come.
@@ -295,9 +315,18 @@ func (l *leader) replaceByOperator(id string) (api.Replacement, error) {
 	if l.machines == nil {
 		return api.Replacement{}, refuse(http.StatusConflict, "provider: none is configured that could launch the newcomer; `berth drain %s` moves the tasks off this machine", id)
 	}
+	if !l.machines.Made(id) {
+		return api.Replacement{}, refuse(http.StatusConflict, "instance %s: the provider did not make it and cannot terminate it; `berth drain %s` moves the tasks off this machine", id, id)
+	}
 	r := l.replacementOf(id)
-	if r == nil {
+	switch {
+	case r == nil:
 		r = l.begin(id, "asked for by an operator", true)
+	case !r.Operator: // from now on it is not called off
+		next := *r
+		next.Operator = true
+		r = &next
+		l.putReplacement(r)
 	}
 	return l.showReplacement(r), nil
 }

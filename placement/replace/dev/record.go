@@ -82,6 +82,12 @@ func write(path string, content []byte) error {
 	return nil
 }
 
+// Made says whether a machine is one of this provider's, running or not.
+func (p *Provider) Made(id string) bool {
+	r, err := p.read(id)
+	return err == nil && r.ID == id
+}
+
 // ended says whether a machine was terminated.
 func (p *Provider) ended(id string) (bool, error) {
 	_, err := os.Stat(p.tomb(id))
