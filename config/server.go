@@ -14,6 +14,8 @@ type Server struct {
 	Socket   string // the operator's API
 	LogLevel string // debug, info, warn, error
 
+	TrustDomain string // whose tasks may share a GPU: cluster, family, or tag: and the key of a task definition's tag
+
 	Etcd    Etcd
 	Agents  Agents
 	Replace Replace
@@ -60,6 +62,10 @@ const (
 	ReplaceNever = "never"
 	ReplaceAny   = "any"
 	ReplaceAll   = "all"
+
+	TrustCluster = "cluster"
+	TrustFamily  = "family"
+	TrustTag     = "tag:" // and a key
 
 	ProviderNone = "none"
 	ProviderDev  = "dev"

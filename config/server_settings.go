@@ -25,8 +25,9 @@ func serverDefaults() *Server {
 			DrainDeadline: 15 * time.Minute,
 			JoinTimeout:   10 * time.Minute,
 		},
-		Provider: ProviderNone,
-		Dev:      Dev{GPUs: 2, GPUMemoryMiB: 81920},
+		TrustDomain: TrustCluster,
+		Provider:    ProviderNone,
+		Dev:         Dev{GPUs: 2, GPUMemoryMiB: 81920},
 	}
 }
 
@@ -45,6 +46,9 @@ var serverSettings = []setting[Server]{
 	{"dataDir", "", "The store, unless etcd.endpoints names another. One server has it to itself.", func(s *Server) field { return folder(&s.DataDir) }},
 	{"socket", "", "Where berth's commands reach the server.", func(s *Server) field { return folder(&s.Socket) }},
 	{"logLevel", "", "How much is logged.", func(s *Server) field { return word(&s.LogLevel, "debug", "info", "warn", "error") }},
+	{"trustDomain", "", "Whose tasks may share a GPU: all of the cluster's, those of one family, or those with one value of a task definition's tag. Without that tag a family is on its own.", func(s *Server) field {
+		return matching(&s.TrustDomain, `cluster, family, or tag: and a key, as "tag:team"`, `cluster|family|tag:[^\x00-\x1f]{1,128}`)
+	}},
 
 	{"etcd.endpoints", "", "An etcd cluster that holds the store instead of dataDir. Servers on the same one elect a leader.", func(s *Server) field {
 		return texts(&s.Etcd.Endpoints, "https://host:port, http://host:port or unix:///path", etcdEndpoint.MatchString)

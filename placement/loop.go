@@ -89,7 +89,7 @@ func (l *leader) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.fleet = fleet.New()
+	l.fleet = fleet.New(l.settings.TrustDomain)
 	var fresh []store.Aside // set aside here
 	for _, r := range records {
 		switch r.Kind {

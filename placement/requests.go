@@ -14,10 +14,11 @@ import (
 	"github.com/berth-gpu/berth/placement/fleet"
 )
 
-// Limits of requests, as ECS has them.
+// Limits of requests, the first two as ECS has them.
 const (
 	mostTasksAtOnce = 100
 	mostDesired     = 5000
+	mostStopAfter   = 24 * 60 * 60 // seconds
 )
 
 // names are what ECS takes for a service.
@@ -52,19 +53,24 @@ func (l *leader) runTask(in api.RunTask) (api.RunTaskAnswer, error) {
 	if len(in.ClientToken) > 64 {
 		return api.RunTaskAnswer{}, refuse(http.StatusBadRequest, "clientToken: it has %d characters; at most 64", len(in.ClientToken))
 	}
-	key, err := l.registerDefinition(in.Definition)
-	if err != nil {
-		return api.RunTaskAnswer{}, err
-	}
 	var all []*fleet.Task
 	if in.ClientToken != "" {
 		for _, t := range l.fleet.TasksOf("") {
 			if t.ClientToken == in.ClientToken && t.Replaces == "" {
-				if t.Definition != key {
-					return api.RunTaskAnswer{}, refuse(http.StatusConflict, "clientToken: %q was used for %s; use another one", in.ClientToken, t.Definition)
-				}
 				all = append(all, t)
 			}
+		}
+	}
+	var key string
+	if len(all) > 0 { // asked again: there may be a newer revision by now
+		key = all[0].Definition
+		if d, err := l.fleet.Read(in.Definition); err != nil || l.fleet.Definition(key).Hash != d.Hash {
+			return api.RunTaskAnswer{}, refuse(http.StatusConflict, "clientToken: %q was used for %s, which is another definition; use another one", in.ClientToken, key)
+		}
+	} else {
+		var err error
+		if key, err = l.registerDefinition(in.Definition); err != nil {
+			return api.RunTaskAnswer{}, err
 		}
 	}
 	for len(all) < count {
@@ -126,8 +132,8 @@ func (l *leader) createService(in api.Service) (api.Service, error) {
 		return none, refuse(http.StatusBadRequest, "serviceName: %q is not 1 to 255 letters, digits, hyphens and underscores", in.Name)
 	}
 	s := fleet.Service{Name: in.Name, Desired: in.DesiredCount, MinHealthyPercent: in.MinimumHealthyPercent, MaximumPercent: in.MaximumPercent,
-		StopAfter: time.Duration(in.StopAfterSeconds) * time.Second, CreatedAt: l.now}
-	if err := checkService(&s); err != nil {
+		CreatedAt: l.now}
+	if err := checkService(&s, in.StopAfterSeconds); err != nil {
 		return none, err
 	}
 	old := l.fleet.Service(in.Name)
@@ -151,7 +157,8 @@ func (l *leader) createService(in api.Service) (api.Service, error) {
 	return l.showService(&s), nil
 }
 
-func checkService(s *fleet.Service) error {
+// checkService checks a service, and sets its StopAfter to a number of seconds.
+func checkService(s *fleet.Service, stopAfter int) error {
 	switch {
 	case s.Desired < 0 || s.Desired > mostDesired:
 		return refuse(http.StatusBadRequest, "desiredCount: %d is not within 0 and %d", s.Desired, mostDesired)
@@ -159,9 +166,10 @@ func checkService(s *fleet.Service) error {
 		return refuse(http.StatusBadRequest, "minimumHealthyPercent: %d is not within 0 and 100", s.MinHealthyPercent)
 	case s.MaximumPercent < 100 || s.MaximumPercent > 1000:
 		return refuse(http.StatusBadRequest, "maximumPercent: %d is not within 100 and 1000", s.MaximumPercent)
-	case s.StopAfter < 0 || s.StopAfter > 24*time.Hour:
-		return refuse(http.StatusBadRequest, "disconnectStopAfterSeconds: %d is not within 0 and 86400", int(s.StopAfter.Seconds()))
+	case stopAfter < 0 || stopAfter > mostStopAfter:
+		return refuse(http.StatusBadRequest, "disconnectStopAfterSeconds: %d is not within 0 and %d", stopAfter, mostStopAfter)
 	}
+	s.StopAfter = time.Duration(stopAfter) * time.Second
 	return nil
 }
 
@@ -192,10 +200,11 @@ func (l *leader) updateService(name string, in api.ServiceUpdate) (api.Service, 
 	if in.MaximumPercent != nil {
 		next.MaximumPercent = *in.MaximumPercent
 	}
+	stopAfter := int(old.StopAfter / time.Second)
 	if in.StopAfterSeconds != nil {
-		next.StopAfter = time.Duration(*in.StopAfterSeconds) * time.Second
+		stopAfter = *in.StopAfterSeconds
 	}
-	if err := checkService(&next); err != nil {
+	if err := checkService(&next, stopAfter); err != nil {
 		return none, err
 	}
 	if len(in.Definition) > 0 {

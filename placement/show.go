@@ -255,6 +255,9 @@ func (l *leader) showReplacements() []api.Replacement {
 		out = append(out, l.showReplacement(l.replacements[id]))
 	}
 	slices.SortStableFunc(out, func(a, b api.Replacement) int { return b.StartedAt.Compare(a.StartedAt) })
+	if len(out) > 0 {
+		out[0].Held = l.held // also where none is under way, and none may begin
+	}
 	return out
 }
 

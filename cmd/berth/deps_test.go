@@ -54,7 +54,7 @@ var house = map[string][]string{
 	// The fleet: decisions, adapters that do not know each other, and the loop around
 	// them all. Provider dev runs programs: it knows no agent.
 	"placement/fit":                   {},
-	"placement/fleet":                 {"api", "config/taskdef", "placement/fit"},
+	"placement/fleet":                 {"api", "config", "config/taskdef", "placement/fit"},
 	"placement/service":               {"api", "placement/fleet"},
 	"placement/replace":               {"api"},
 	"placement/replace/dev":           {},
@@ -114,6 +114,7 @@ var pure = []string{
 	"placement/store/pack.go", "placement/store/record.go",
 	"placement/agentapi/outbox.go", "placement/agentapi/pace.go", "placement/agentapi/refuse.go",
 	"api", "api/ecsjson", "config/taskdef",
+	"api/flight/diff.go", "api/flight/entry.go", "mps/replay.go", "mps/state.go", "mps/events.go", "mps/learn.go", "config/server_settings.go",
 	"mps/supervisor.go", "mps/decide.go", "mps/limits.go", "mps/reply.go", "mps/support.go", "mps/phase.go",
 	"healthcheck/gate.go", "healthcheck/machine.go",
 	"agent/task.go", "agent/ledger.go", "agent/cutoff.go", "agent/stream/retry.go", "agent/stream/report.go",

@@ -5,8 +5,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"strings"
 	"time"
 
+	"github.com/berth-gpu/berth/config"
 	"github.com/berth-gpu/berth/config/taskdef"
 	"github.com/berth-gpu/berth/placement/fit"
 )
@@ -28,13 +30,11 @@ func DefinitionKey(family string, revision int) string { return fmt.Sprintf("%s:
 // Register takes a task definition as the next revision of its family. One with the
 // content of the newest revision is that revision. The error is taskdef.Problems.
 func (f *Fleet) Register(json []byte, now time.Time) (*Definition, error) {
-	parsed, err := rules.Parse(json)
+	d, err := f.Read(json)
 	if err != nil {
 		return nil, err
 	}
-	content := parsed.Encode()
-	sum := sha256.Sum256(content)
-	d := &Definition{Family: *parsed.Family, Hash: hex.EncodeToString(sum[:]), JSON: content, RegisteredAt: now}
+	d.RegisteredAt = now
 	if n := f.newest[d.Family]; n > 0 {
 		if last := f.definitions[DefinitionKey(d.Family, n)]; last != nil && last.record.Hash == d.Hash {
 			return last.record, nil
@@ -45,6 +45,17 @@ func (f *Fleet) Register(json []byte, now time.Time) (*Definition, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// Read is a definition that has no revision yet. The error is taskdef.Problems.
+func (f *Fleet) Read(json []byte) (*Definition, error) {
+	parsed, err := rules.Parse(json)
+	if err != nil {
+		return nil, err
+	}
+	content := parsed.Encode()
+	sum := sha256.Sum256(content)
+	return &Definition{Family: *parsed.Family, Hash: hex.EncodeToString(sum[:]), JSON: content}, nil
 }
 
 // PutDefinition adds a revision. A revision never changes: another content under a key
@@ -69,14 +80,28 @@ func (f *Fleet) setDefinition(d *Definition) error {
 	if err != nil {
 		return err
 	}
-	f.definitions[DefinitionKey(d.Family, d.Revision)] = &definition{d, parsed, demand(parsed)}
+	f.definitions[DefinitionKey(d.Family, d.Revision)] = &definition{d, parsed, f.demand(parsed)}
 	f.newest[d.Family] = max(f.newest[d.Family], d.Revision)
 	return nil
 }
 
-func demand(d *taskdef.Definition) fit.Demand {
+// domain is the trust domain of a definition's tasks: "" is the cluster's.
+func (f *Fleet) domain(d *taskdef.Definition) string {
+	key, tagged := strings.CutPrefix(f.trust, config.TrustTag)
+	for _, t := range d.Tags {
+		if tagged && t.Key != nil && *t.Key == key && t.Value != nil {
+			return config.TrustTag + key + "=" + *t.Value
+		}
+	}
+	if tagged || f.trust == config.TrustFamily {
+		return config.TrustFamily + ":" + *d.Family
+	}
+	return ""
+}
+
+func (f *Fleet) demand(d *taskdef.Definition) fit.Demand {
 	of := d.Demand()
-	out := fit.Demand{CPU: of.CPU, MemoryMiB: of.MemoryMiB, GPUMemoryMiB: of.GPUMemoryMiB, Clients: of.SharedContainers, WholeGPUs: of.WholeGPUs, AllGPUs: of.AllGPUs}
+	out := fit.Demand{CPU: of.CPU, MemoryMiB: of.MemoryMiB, GPUMemoryMiB: of.GPUMemoryMiB, Clients: of.SharedContainers, WholeGPUs: of.WholeGPUs, AllGPUs: of.AllGPUs, Trust: f.domain(d)}
 	for _, p := range of.Ports {
 		out.Ports = append(out.Ports, fit.Port{Number: p.Host, Protocol: p.Protocol})
 	}

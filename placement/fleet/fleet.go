@@ -23,6 +23,7 @@ type Fleet struct {
 	ofService  map[string]map[string]*Task
 	onInstance map[string]map[string]*Task // placed there and not STOPPED
 
+	trust      string     // whose tasks may share a GPU: config.Server.TrustDomain
 	order      []*machine // by ID; nil: to be made again
 	candidates candidates
 
@@ -30,9 +31,10 @@ type Fleet struct {
 	changed map[recordKey]int // index in changes
 }
 
-// New is an empty fleet.
-func New() *Fleet {
-	return &Fleet{
+// New is an empty fleet. Trust says whose tasks may share a GPU, in the words of
+// config.Server.TrustDomain; "" is cluster.
+func New(trust string) *Fleet {
+	return &Fleet{trust: trust,
 		definitions: map[string]*definition{}, newest: map[string]int{},
 		services: map[string]*Service{}, instances: map[string]*machine{}, tasks: map[string]*Task{}, counters: map[string]uint64{},
 		pending: map[string]*Task{}, successors: map[string]map[string]*Task{},

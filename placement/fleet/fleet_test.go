@@ -56,7 +56,7 @@ func pending(id, definition string, age int) *fleet.Task {
 }
 
 func TestRegister(t *testing.T) {
-	f := fleet.New()
+	f := fleet.New("")
 	web1 := register(t, f, shared("web", 1000, ""))
 	again, err := f.Register([]byte(" "+strings.ReplaceAll(string(shared("web", 1000, "")), ", ", ",\n")), start.Add(time.Hour))
 	if err != nil || again.Key() != web1 || !again.RegisteredAt.Equal(start) {
@@ -82,7 +82,7 @@ func TestRegister(t *testing.T) {
 }
 
 func TestChanges(t *testing.T) {
-	f := fleet.New()
+	f := fleet.New("")
 	key := register(t, f, shared("web", 1000, ""))
 	f.PutService(&fleet.Service{Name: "s", Definition: key})
 	first := pending("a", key, 0)
@@ -127,7 +127,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"task", "a", `{"id":`, `record task/a: unexpected end of JSON input`},
 		{"definition", "web:1", `{"family":"web","revision":1,"json":{"family":"web"}}`, `record definition/web:1: containerDefinitions`},
 	} {
-		f := fleet.New()
+		f := fleet.New("")
 		if err := f.Load(tt.kind, tt.key, json.RawMessage(tt.data)); err == nil || !strings.HasPrefix(err.Error(), tt.want) {
 			t.Errorf("%s/%s %s: %v, want %s", tt.kind, tt.key, tt.data, err, tt.want)
 		}
@@ -139,7 +139,7 @@ func TestLoadRefuses(t *testing.T) {
 
 // TestMachine: what a task holds, from its placing until its agent says STOPPED.
 func TestMachine(t *testing.T) {
-	f := fleet.New()
+	f := fleet.New("")
 	share, dedicated := register(t, f, shared("share", 1000, `, "portMappings": [{"containerPort": 80, "hostPort": 8080}]`)), register(t, f, whole("whole", 1))
 	m := instance("m", 2, 4000)
 	m.Ports = []api.Port{{Number: 22, Protocol: "tcp"}}
@@ -195,7 +195,7 @@ func TestMachine(t *testing.T) {
 }
 
 func TestUnschedulable(t *testing.T) {
-	f := fleet.New()
+	f := fleet.New("")
 	m := *instance("m", 1, 4000)
 	f.PutInstance(&m)
 	code := func() fit.Code {
@@ -228,7 +228,7 @@ func TestUnschedulable(t *testing.T) {
 // TestContradictions: a GPU that shrank under its tasks is none, a placing beyond what
 // there is or beside a whole-GPU task is one.
 func TestContradictions(t *testing.T) {
-	f := fleet.New()
+	f := fleet.New("")
 	share, dedicated := register(t, f, shared("share", 3000, "")), register(t, f, whole("whole", 1))
 	join(f, instance("m", 1, 4000))
 	f.PutTask(pending("a", share, 0))
@@ -246,7 +246,7 @@ func TestContradictions(t *testing.T) {
 		t.Errorf("shrunk: %+v", r)
 	}
 
-	reload := fleet.New()
+	reload := fleet.New("")
 	for _, c := range f.Changes() {
 		data, _ := json.Marshal(c.Value)
 		if err := reload.Load(c.Kind, c.Key, data); err != nil {
@@ -279,7 +279,7 @@ func TestContradictions(t *testing.T) {
 }
 
 func TestPendingIsFirstComeFirstServedWithoutBlocking(t *testing.T) {
-	f := fleet.New()
+	f := fleet.New("")
 	large, small := register(t, f, shared("large", 9000, "")), register(t, f, shared("small", 1500, ""))
 	join(f, instance("m", 1, 4000))
 	for i, id := range []string{"e", "d", "c", "b", "a"} {
@@ -307,7 +307,7 @@ func TestPendingIsFirstComeFirstServedWithoutBlocking(t *testing.T) {
 // big is a fleet of 1,000 machines of 8 GPUs with 20,000 tasks, as what a store is
 // told of it.
 func big(tb testing.TB) (*fleet.Fleet, []fleet.Change) {
-	f := fleet.New()
+	f := fleet.New("")
 	key := register(tb, f, shared("web", 20000, ""))
 	for i := range 1000 {
 		join(f, instance(fmt.Sprintf("m%04d", i), 8, 81920))
@@ -335,7 +335,7 @@ func BenchmarkLoad(b *testing.B) {
 		data = append(data, d)
 	}
 	for b.Loop() {
-		f := fleet.New()
+		f := fleet.New("")
 		for i, c := range changes {
 			if err := f.Load(c.Kind, c.Key, data[i]); err != nil {
 				b.Fatal(err)
@@ -364,5 +364,33 @@ func BenchmarkPlaceOne(b *testing.B) {
 func BenchmarkPlaceAll(b *testing.B) {
 	for b.Loop() {
 		big(b)
+	}
+}
+
+func TestTrustDomains(t *testing.T) {
+	team := func(family, team string) string {
+		tags := ""
+		if team != "" {
+			tags = fmt.Sprintf(`,"tags":[{"key":"team","value":%q}]`, team)
+		}
+		return fmt.Sprintf(`{"family":%q,"containerDefinitions":[{"name":"c","image":"i","memory":64,"resourceRequirements":[{"type":"GPU","sharingStrategy":{"nvidiaMps":{"memory":1024}}}]}]%s}`, family, tags)
+	}
+	for _, c := range []struct{ rule, family, tag, want string }{
+		{"", "a", "red", ""},
+		{"cluster", "a", "red", ""},
+		{"family", "a", "red", "family:a"},
+		{"tag:team", "a", "red", "tag:team=red"},
+		{"tag:team", "b", "red", "tag:team=red"},
+		{"tag:team", "b", "", "family:b"},
+		{"tag:owner", "b", "red", "family:b"},
+	} {
+		f := New(c.rule)
+		d, err := f.Register([]byte(team(c.family, c.tag)), time.Unix(0, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := f.Demand(d.Key()); got.Trust != c.want {
+			t.Errorf("rule %q, family %s, team %q: domain %q, want %q", c.rule, c.family, c.tag, got.Trust, c.want)
+		}
 	}
 }

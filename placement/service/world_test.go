@@ -24,7 +24,7 @@ type world struct {
 }
 
 func newWorld() *world {
-	return &world{f: fleet.New(), now: time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC), check: func(service.Input, service.Output) {}, store: func([]fleet.Change) {}}
+	return &world{f: fleet.New(""), now: time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC), check: func(service.Input, service.Output) {}, store: func([]fleet.Change) {}}
 }
 
 func (w *world) say(format string, args ...any) {
@@ -250,7 +250,7 @@ func (m *mirror) store(changes []fleet.Change) {
 }
 
 func (m *mirror) load() (*fleet.Fleet, error) {
-	f := fleet.New()
+	f := fleet.New("")
 	for _, c := range m.records { // in any order
 		data, err := json.Marshal(c.Value)
 		if err != nil {
