@@ -110,6 +110,7 @@ func (s *story) start(ctx context.Context) error {
 	if err := s.Sweep(ctx); err != nil {
 		return err
 	}
+	_, _ = rig.RemoveImage(ctx) // an older one, which would lose its name and stay
 	began := time.Now()
 	f, err := s.Start(ctx)
 	if err != nil {
