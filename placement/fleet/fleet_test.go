@@ -384,7 +384,7 @@ func TestTrustDomains(t *testing.T) {
 		{"tag:team", "b", "", "family:b"},
 		{"tag:owner", "b", "red", "family:b"},
 	} {
-		f := New(c.rule)
+		f := fleet.New(c.rule)
 		d, err := f.Register([]byte(team(c.family, c.tag)), time.Unix(0, 0))
 		if err != nil {
 			t.Fatal(err)
