@@ -85,6 +85,9 @@ func body[I any](ctx context.Context, s *Server, r *http.Request, f func(*leader
 	if err := d.Decode(&in); err != nil {
 		return nil, refuse(http.StatusBadRequest, "the request's body cannot be read: %v", err)
 	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, refuse(http.StatusBadRequest, "the request's body cannot be read: something follows the request")
+	}
 	return call(ctx, s, func(l *leader) (any, error) { return f(l, in) })
 }
 
