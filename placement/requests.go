@@ -56,7 +56,7 @@ func (l *leader) runTask(in api.RunTask) (api.RunTaskAnswer, error) {
 	var all []*fleet.Task
 	if in.ClientToken != "" {
 		for _, t := range l.fleet.TasksOf("") {
-			if t.ClientToken == in.ClientToken && t.Replaces == "" {
+			if t.ClientToken == in.ClientToken && l.fleet.Task(t.Replaces) == nil { // the first of its line that is known still
 				all = append(all, t)
 			}
 		}
@@ -73,7 +73,8 @@ func (l *leader) runTask(in api.RunTask) (api.RunTaskAnswer, error) {
 			return api.RunTaskAnswer{}, err
 		}
 	}
-	for len(all) < count {
+	// Past this time some may be forgotten, and are not missing.
+	for len(all) < count && (len(all) == 0 || l.now.Sub(all[0].CreatedAt) < keptStopped) {
 		t := &fleet.Task{ID: newID(), Definition: key, Reschedule: in.Reschedule, ClientToken: in.ClientToken,
 			Desired: api.StatusRunning, LastStatus: api.StatusPending, CreatedAt: l.now}
 		l.putTask(t)
@@ -115,11 +116,14 @@ func (l *leader) stopByOperator(id string) error {
 	if err != nil {
 		return err
 	}
-	if t.Desired == api.StatusStopped {
-		return nil
-	}
 	next := *t
 	next.Reschedule = false
+	if t.Desired == api.StatusStopped {
+		if t.Reschedule && len(l.fleet.Successors(t.ID)) == 0 {
+			l.putTask(&next) // it is moved: it ends, and is not started elsewhere
+		}
+		return nil
+	}
 	l.stopTask(&next, api.StopUserInitiated, "stopped by an operator")
 	l.settle(&next)
 	return nil
@@ -288,6 +292,10 @@ func (l *leader) leave(id, reason string) {
 		l.fleet.DeleteInstance(id)
 		l.touched.replacing = true
 		l.say("instance", id, id, "", "left the fleet: %s", reason)
+	}
+	if c := l.agents[id]; c != nil {
+		session := c.session // one that is only just there comes again, and joins
+		l.after = append(l.after, func() { l.streams.Close(id, session, nil) })
 	}
 	delete(l.agents, id)
 }
