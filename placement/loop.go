@@ -136,8 +136,8 @@ func (l *leader) work(ctx context.Context) error {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
 	lastTick := time.Time{}
+	l.wake(time.Now())
 	for {
-		l.wake(time.Now())
 		ticked := l.mono.Sub(lastTick) >= tickEvery
 		if ticked {
 			lastTick = l.mono
@@ -145,14 +145,18 @@ func (l *leader) work(ctx context.Context) error {
 		if err := l.round(ctx, ticked); err != nil {
 			return err
 		}
+		var f func()
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-l.term.Lost():
 			return store.ErrDeposed
-		case f := <-l.inbox:
-			f()
+		case f = <-l.inbox:
 		case <-tick.C:
+		}
+		l.wake(time.Now()) // what has happened, happened now
+		if f != nil {
+			f()
 		}
 		for more := true; more; {
 			select {
@@ -206,6 +210,11 @@ func (l *leader) round(ctx context.Context, ticked bool) error {
 
 // commit stores all that the round has changed, in the order in which it was changed.
 func (l *leader) commit(ctx context.Context) error {
+	select {
+	case <-l.term.Lost(): // also where there is nothing to store: others lead, and what is known here is old
+		return store.ErrDeposed
+	default:
+	}
 	var groups []store.Group
 	for _, c := range l.fleet.Changes() {
 		groups = append(groups, store.Group{{Kind: c.Kind, Key: c.Key, Value: c.Value}})

@@ -90,11 +90,11 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		s.flight.Close()
 		err = errors.Join(err, s.store.Close())
 	}()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	outer := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
 	var owned sync.WaitGroup
 	defer owned.Wait()
-	defer cancel() // before the wait
+	defer cancel(nil) // before the wait
 
 	people, err := listenPeople(s.settings.Socket)
 	if err != nil {
@@ -105,11 +105,14 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		people.Close()
 		return err
 	}
-	owned.Go(func() { s.servePeople(ctx, people) })
+	owned.Go(func() {
+		if err := s.servePeople(ctx, people); err != nil {
+			cancel(fmt.Errorf("socket: %w", err))
+		}
+	})
 	owned.Go(func() {
 		if err := s.streams.Serve(ctx, agents); err != nil && ctx.Err() == nil {
-			s.log.Error("the agents' listener ended", zap.Error(err))
-			cancel()
+			cancel(fmt.Errorf("agents.listen: %w", err))
 		}
 	})
 	who := s.settings.Socket
@@ -128,18 +131,26 @@ func (s *Server) Run(ctx context.Context) (err error) {
 			}
 			continue
 		}
+		troubled := false
 		if err := s.lead(ctx, term); err != nil && ctx.Err() == nil {
 			var fatal *fatalError
 			if errors.As(err, &fatal) {
 				return fatal.error
 			}
 			s.log.Error("leads no longer", zap.Uint64("term", term.Number()), zap.Error(err))
+			troubled = true
 		}
 		resign, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		if err := term.Resign(resign); err != nil {
 			s.log.Warn("cannot resign: the next leader waits for the lease", zap.Error(err))
 		}
 		done()
+		if troubled { // others first
+			pause(ctx, time.Second)
+		}
+	}
+	if outer.Err() == nil {
+		return context.Cause(ctx) // a listener broke
 	}
 	return nil
 }
@@ -251,7 +262,8 @@ func agentsTLS(s *config.Server) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, ClientCAs: ca, ClientAuth: tls.RequireAndVerifyClientCert}, nil
 }
 
-func (s *Server) servePeople(ctx context.Context, l net.Listener) {
+// servePeople answers operators until ctx ends, or the listener breaks.
+func (s *Server) servePeople(ctx context.Context, l net.Listener) error {
 	h := &http.Server{Handler: s.routes(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
 		BaseContext: func(net.Listener) context.Context { return ctx }}
 	served := make(chan error, 1)
@@ -264,8 +276,9 @@ func (s *Server) servePeople(ctx context.Context, l net.Listener) {
 			h.Close()
 		}
 		<-served
+		return nil
 	case err := <-served:
-		s.log.Error("the operators' API ended", zap.Error(err))
+		return err
 	}
 }
 
