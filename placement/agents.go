@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -144,6 +145,14 @@ func (l *leader) reported(instance string, session uint64, r report) {
 		return // of a stream that is over
 	}
 	c.heard = l.mono
+	if r.full && r.instance == nil {
+		says := "the first report of a stream has to show the instance, in words that this server reads: make the versions of berth-agent and berth server the same"
+		l.log.Error("an agent's stream is ended", zap.String("instance", instance), zap.String("why", says))
+		l.after = append(l.after, func() {
+			l.streams.Close(instance, session, &agentpb.Refusal{Code: agentpb.Refusal_INVALID, Says: says})
+		})
+		return
+	}
 	if r.instance != nil {
 		c.view = *r.instance
 		l.register(instance, c, r.instance)
@@ -254,6 +263,7 @@ func (l *leader) sawTask(instance string, c *connection, v *api.Task) {
 			next.Infrastructure = v.Infrastructure
 		}
 		if v.LastStatus == api.StatusStopped {
+			next.StopCode, next.StoppedReason = cmp.Or(next.StopCode, v.StopCode), cmp.Or(next.StoppedReason, v.StoppedReason)
 			if v.StoppedAt != nil {
 				next.StoppedAt = v.StoppedAt.UTC().Truncate(time.Millisecond)
 			}

@@ -87,8 +87,8 @@ func (e *eventLog) stored() {
 	e.waiting = nil
 }
 
-// after are the stored events past seq, and what is closed when there are more.
-func (e *eventLog) after(seq uint64) ([]api.Event, <-chan struct{}) {
+// after are the stored events past seq.
+func (e *eventLog) after(seq uint64) []api.Event {
 	var out []api.Event
 	for _, r := range e.records {
 		for _, ev := range r.events {
@@ -97,9 +97,14 @@ func (e *eventLog) after(seq uint64) ([]api.Event, <-chan struct{}) {
 			}
 		}
 	}
+	return out
+}
+
+// more is closed when there are more events.
+func (e *eventLog) more() <-chan struct{} {
 	more := make(chan struct{})
 	e.waiting = append(e.waiting, more)
-	return out, more
+	return more
 }
 
 // say notes one event of this round, and logs it.

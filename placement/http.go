@@ -184,11 +184,14 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 		events []api.Event
 		more   <-chan struct{}
 	}
-	started := false
+	started, follow := false, q.Get("follow") == "1"
 	for {
 		p, err := call(r.Context(), s, func(l *leader) (page, error) {
-			events, more := l.events.after(seq)
-			return page{events, more}, nil
+			p := page{events: l.events.after(seq)}
+			if follow {
+				p.more = l.events.more()
+			}
+			return p, nil
 		})
 		if err != nil {
 			if !started {
@@ -207,7 +210,7 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 			}
 			seq = e.Seq
 		}
-		if q.Get("follow") != "1" {
+		if !follow {
 			return
 		}
 		http.NewResponseController(w).Flush()

@@ -86,7 +86,8 @@ func join(t testing.TB, w *world, r *running, name string, gpus int, mib int64) 
 	return m
 }
 
-func startMachine(t testing.TB, w *world, r *running, name string, gpus int, mib int64) *machine {
+// startMachine starts one that first is made what the test wants.
+func startMachine(t testing.TB, w *world, r *running, name string, gpus int, mib int64, first ...func(*machine)) *machine {
 	m := &machine{world: w, name: name, target: r.settings.Agents.Listen, cap: mib, wake: make(chan struct{}, 1), agentID: "agent of " + name, up: true,
 		copies: map[string]*copy{}, changed: map[string]bool{}}
 	m.view = api.Instance{Name: name, Cluster: r.settings.Cluster, Version: "test", Status: api.InstanceActive, BootID: "boot-1",
@@ -94,6 +95,9 @@ func startMachine(t testing.TB, w *world, r *running, name string, gpus int, mib
 	for i := range gpus {
 		m.view.GPUs = append(m.view.GPUs, api.GPU{ID: fmt.Sprintf("GPU-%s-%d", name, i), Index: i, Name: "NVIDIA H200", SharingMode: api.ModeIdle,
 			TotalMemoryInMiB: mib, MaxClients: 48, Standing: api.GPUOpen, Slices: []api.Slice{}})
+	}
+	for _, f := range first {
+		f(m)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var owned sync.WaitGroup

@@ -22,8 +22,7 @@ func TestRunTask(t *testing.T) {
 		t.Errorf("before any machine: %+v", got)
 	}
 
-	m := startMachine(t, w, r, "m1", 2, 80000)
-	m.setSlow(true)
+	m := startMachine(t, w, r, "m1", 2, 80000, func(m *machine) { m.slow = true })
 	until(t, "the order is seen", func() bool { return m.ordered(ids[0]) != nil })
 	o := m.ordered(ids[0])
 	if o.Generation == 0 || len(o.Gpus) != 1 || !strings.HasPrefix(o.Gpus[0], "GPU-m1-") || !strings.Contains(string(o.Definition), `"job"`) || o.Stop != nil {
