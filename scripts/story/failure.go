@@ -49,8 +49,12 @@ func fullest(f rig.Fleet, not string) (name string) {
 	return name
 }
 
-// kill kills the daemon of the victim, and waits for the server's verdict that its tasks
-// have to move, when there are any.
+func (s *story) killDaemon(ctx context.Context) error {
+	return rig.Command(ctx, "build/berth", "fault", "kill-daemon", "--machine", s.Machine(s.victim.machine), "--gpu", s.victim.gpu)
+}
+
+// kill kills the daemon of the victim under its tasks, and waits for the server's verdict
+// that they have to move.
 func (s *story) kill(ctx context.Context) (verdict api.Event, err error) {
 	events, err := s.Events(ctx, 0)
 	if err != nil {
@@ -60,7 +64,7 @@ func (s *story) kill(ctx context.Context) (verdict api.Event, err error) {
 	if len(events) > 0 {
 		last = events[len(events)-1].Seq
 	}
-	if err := rig.Command(ctx, "build/berth", "fault", "kill-daemon", "--machine", s.Machine(s.victim.machine), "--gpu", s.victim.gpu); err != nil {
+	if err := s.killDaemon(ctx); err != nil {
 		return verdict, err
 	}
 	_, err = s.Until(ctx, 20*time.Second, "a verdict on the GPU", func(rig.Fleet) bool {
@@ -155,7 +159,7 @@ func (s *story) budgetSpent(ctx context.Context) error {
 		if m.Failures >= m.Budget-1 {
 			return nil
 		}
-		if _, err := s.kill(ctx); err != nil {
+		if err := s.killDaemon(ctx); err != nil {
 			return err
 		}
 		if err := s.back(ctx, m.DaemonPID); err != nil {
