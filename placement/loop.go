@@ -24,12 +24,13 @@ type leader struct {
 	inbox chan func()     // run by the loop, one at a time
 	ended chan struct{}   // closed when the loop is over
 
-	fleet  *fleet.Fleet
-	began  time.Time
-	agents map[string]*connection // by instance
-	now    time.Time              // of this round, as it is stored
-	mono   time.Time              // the same, by the clock that no one sets: what agents' silence is counted by
-	awake  time.Time              // since when this process has been able to hear
+	fleet   *fleet.Fleet
+	began   time.Time
+	agents  map[string]*connection // by instance
+	now     time.Time              // of this round, as it is stored
+	mono    time.Time              // the same, by the clock that no one sets: what agents' silence is counted by
+	created time.Time              // of the task that was made last
+	awake   time.Time              // since when this process has been able to hear
 
 	policy       replace.Policy
 	replacements map[string]*replace.Replacement

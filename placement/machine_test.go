@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -64,11 +65,12 @@ type machine struct {
 	copies  map[string]*copy
 	term    uint64
 	up      bool
-	slow    bool // nothing starts or stops by itself
+	slow    bool   // nothing starts or stops by itself
+	refuse  string // every start, with these words
 	retired bool
 	ended   string // why the last stream did
 	orders  *agentpb.Orders
-	rounds  int // orders taken on this stream
+	first   *agentpb.Orders // of this stream
 	cut     context.CancelFunc
 
 	// For the next report.
@@ -145,7 +147,7 @@ func (m *machine) session(ctx context.Context) error {
 		return fmt.Errorf("welcomed in term %d, %d was obeyed", a.Welcome.Term, hello.Term)
 	}
 	m.mu.Lock()
-	m.orders, m.rounds = nil, 0
+	m.orders, m.first = nil, nil
 	first := m.full()
 	m.mu.Unlock()
 	if err := a.Report(first); err != nil {
@@ -256,7 +258,9 @@ func (m *machine) obey(o *agentpb.Orders, term uint64) {
 		return
 	}
 	m.term, m.orders, m.refused = term, o, nil
-	m.rounds++
+	if m.first == nil {
+		m.first = o
+	}
 	for _, c := range m.copies {
 		c.wanted = false
 	}
@@ -265,6 +269,8 @@ func (m *machine) obey(o *agentpb.Orders, term uint64) {
 		switch {
 		case c == nil && w.Stop != nil:
 			m.refused = append(m.refused, &agentpb.Refused{Name: w.Name, Generation: w.Generation, Why: "stop: it was never started here"})
+		case c == nil && m.refuse != "":
+			m.refused = append(m.refused, &agentpb.Refused{Name: w.Name, Generation: w.Generation, Why: m.refuse})
 		case c == nil:
 			m.start(w)
 		case c.Generation != w.Generation:
@@ -446,6 +452,13 @@ func (m *machine) has(name string) string {
 		return c.LastStatus
 	}
 	return ""
+}
+
+// tasks are the names of all that are here.
+func (m *machine) tasks() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.copies))
 }
 
 // running are the names of the tasks that run here.

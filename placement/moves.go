@@ -148,7 +148,7 @@ func (l *leader) do(actions []service.Action, name string, stopAfter time.Durati
 			continue
 		}
 		t := &fleet.Task{ID: newID(), Service: name, Definition: a.Definition, Replaces: a.Replaces, StopAfter: stopAfter,
-			Desired: api.StatusRunning, LastStatus: api.StatusPending, CreatedAt: l.now}
+			Desired: api.StatusRunning, LastStatus: api.StatusPending, CreatedAt: l.creation()}
 		if like != nil {
 			t.Reschedule, t.ClientToken = like.Reschedule, like.ClientToken
 		}
@@ -159,6 +159,17 @@ func (l *leader) do(actions []service.Action, name string, stopAfter time.Durati
 		l.say("task", t.ID, "", name, "%s", says)
 		l.putTask(t)
 	}
+}
+
+// creation is when the next task of this round is made. Each is a little later than the
+// one before, so that they are placed in the order in which they were decided.
+func (l *leader) creation() time.Time {
+	if ahead := l.created.Sub(l.now); ahead >= 0 && ahead < time.Second { // otherwise the clock was set
+		l.created = l.created.Add(time.Microsecond)
+	} else {
+		l.created = l.now
+	}
+	return l.created
 }
 
 // prune forgets tasks that stopped long ago.

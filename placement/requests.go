@@ -76,7 +76,7 @@ func (l *leader) runTask(in api.RunTask) (api.RunTaskAnswer, error) {
 	// Past this time some may be forgotten, and are not missing.
 	for len(all) < count && (len(all) == 0 || l.now.Sub(all[0].CreatedAt) < keptStopped) {
 		t := &fleet.Task{ID: newID(), Definition: key, Reschedule: in.Reschedule, ClientToken: in.ClientToken,
-			Desired: api.StatusRunning, LastStatus: api.StatusPending, CreatedAt: l.now}
+			Desired: api.StatusRunning, LastStatus: api.StatusPending, CreatedAt: l.creation()}
 		l.putTask(t)
 		l.say("task", t.ID, "", "", "accepted: %s", key)
 		all = append(all, t)

@@ -336,6 +336,17 @@ func instance(t testing.TB, c client, name string) api.Instance {
 	return api.Instance{}
 }
 
+// successor is the task that was started in another one's place, or the zero one.
+func successor(t testing.TB, c client, id string) api.Task {
+	t.Helper()
+	for _, v := range tasks(t, c) {
+		if v.Replaces == id {
+			return v
+		}
+	}
+	return api.Task{}
+}
+
 func connectivity(in api.Instance) string {
 	for _, d := range in.Health.Details {
 		if d.Type == api.AgentConnectivity {

@@ -221,7 +221,11 @@ func (l *leader) explain(id string) (api.Explanation, error) {
 func (l *leader) planMoves(in *fleet.Instance) []api.DrainMove {
 	moves := []api.DrainMove{}
 	rest := slices.DeleteFunc(slices.Clone(l.fleet.Candidates()), func(c fit.Candidate) bool { return c.ID == in.ID })
-	for _, t := range l.fleet.TasksOn(in.ID) {
+	tasks := l.fleet.TasksOn(in.ID)
+	slices.SortStableFunc(tasks, func(a, b *fleet.Task) int { // as serve does: services by name, then what stands alone
+		return cmp.Or(cmp.Compare(min(len(b.Service), 1), min(len(a.Service), 1)), strings.Compare(a.Service, b.Service))
+	})
+	for _, t := range tasks {
 		if t.LastStatus == api.StatusStopped || t.Desired == api.StatusStopped {
 			continue
 		}
