@@ -229,9 +229,13 @@ func listenAgents(addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// listenUnix listens on a socket of mode 0600. The store is open, so no other server
-// uses this data folder: a socket that is there was left by one that was killed.
+// listenUnix listens on a socket of mode 0600, in place of one that was left by a server
+// that was killed. One that another server answers at is refused.
 func listenUnix(path string) (net.Listener, error) {
+	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		c.Close()
+		return nil, fmt.Errorf("%s: another server answers there; stop it, or give this one a path of its own", path)
+	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
