@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -172,8 +173,13 @@ func (a *app) devMachines(ctx context.Context, d devSystem, machines *dev.Provid
 		bounded, cancel := context.WithTimeout(ctx, devLaunch)
 		_, err := machines.Start(bounded, m.ID)
 		cancel()
-		if err != nil {
-			return err
+		switch {
+		case errors.Is(err, dev.ErrEnded) || errors.Is(err, fs.ErrNotExist):
+			continue // it was being taken away when the last berth dev ended: the server goes on with that
+		case err != nil && ctx.Err() == nil:
+			// The others are not worse for it, and the server sees that it does not join.
+			log.Error("cannot start a machine", zap.String("instance", m.ID), zap.Error(err))
+			fmt.Fprintf(a.out, "%s does not start: %v\n", m.ID, err)
 		}
 		names = append(names, m.ID)
 	}
