@@ -185,16 +185,13 @@ func (m *machine) session(ctx context.Context) error {
 				return ctx.Err()
 			}
 		case <-m.wake:
-			m.mu.Lock()
-			r := m.delta()
-			m.mu.Unlock()
-			if err := a.Report(r); err != nil {
-				return err
-			}
 		case <-pulse.C:
-			if err := a.Report(&agentpb.Report{}); err != nil {
-				return err
-			}
+		}
+		m.mu.Lock()
+		r := m.delta()
+		m.mu.Unlock()
+		if err := a.Report(r); err != nil {
+			return err
 		}
 	}
 }
@@ -229,6 +226,12 @@ func (m *machine) full() *agentpb.Report {
 }
 
 func (m *machine) delta() *agentpb.Report {
+	for name, c := range m.copies {
+		if m.orders != nil && !c.wanted && c.LastStatus == api.StatusStopped && !m.changed[name] { // its end was told
+			delete(m.copies, name)
+			m.forgotten = append(m.forgotten, name)
+		}
+	}
 	r := &agentpb.Report{Forgotten: m.forgotten, Refused: m.refused}
 	if m.showView {
 		m.view.AgentID = m.agentID
@@ -282,13 +285,8 @@ func (m *machine) obey(o *agentpb.Orders, term uint64) {
 			c.wanted = true
 		}
 	}
-	for name, c := range m.copies {
-		switch {
-		case c.wanted:
-		case c.LastStatus == api.StatusStopped:
-			delete(m.copies, name)
-			m.forgotten = append(m.forgotten, name)
-		default:
+	for _, c := range m.copies {
+		if !c.wanted {
 			m.end(c, api.StopUserInitiated, "no longer wanted by its source")
 		}
 	}
