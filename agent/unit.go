@@ -76,7 +76,7 @@ func (u *unit) standing() (standing, reason string) {
 	case u.lost || u.broken != "" || u.status.State == mps.PhaseQuarantined:
 		return api.GPUFailed, why
 	case u.status.State == mps.PhaseDraining:
-		return api.GPUDraining, why
+		return api.GPUDraining, u.status.Reason // the standing says the rest
 	}
 	return api.GPUClosed, why
 }

@@ -207,7 +207,7 @@ func (l *leader) register(id string, c *connection, v *api.Instance) {
 	l.touchServicesOn(id)
 	switch {
 	case old == nil:
-		l.say("instance", id, id, "", "joined: %d GPUs, agent %s", len(next.GPUs), next.Version)
+		l.say("instance", id, id, "", "joined: %s, agent %s", count(len(next.GPUs), "GPU"), next.Version)
 	case old.AgentID != next.AgentID:
 		l.say("instance", id, id, "", "another agent speaks for it: what ran under the old one's state is over")
 		for _, t := range l.fleet.TasksOn(id) {

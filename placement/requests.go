@@ -157,7 +157,7 @@ func (l *leader) createService(in api.Service) (api.Service, error) {
 	}
 	l.fleet.PutService(&s)
 	l.touched.services[s.Name] = true
-	l.say("service", s.Name, "", s.Name, "created: %d tasks of %s", s.Desired, s.Definition)
+	l.say("service", s.Name, "", s.Name, "created: %s of %s", count(s.Desired, "task"), s.Definition)
 	return l.showService(&s), nil
 }
 
@@ -175,6 +175,14 @@ func checkService(s *fleet.Service, stopAfter int) error {
 	}
 	s.StopAfter = time.Duration(stopAfter) * time.Second
 	return nil
+}
+
+// count is a number of things, in words.
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 func (l *leader) findService(name string) (*fleet.Service, error) {
@@ -223,7 +231,7 @@ func (l *leader) updateService(name string, in api.ServiceUpdate) (api.Service, 
 	next.Failures, next.RetryAt = 0, time.Time{}
 	l.fleet.PutService(&next)
 	l.touched.services[name] = true
-	l.say("service", name, "", name, "updated: %d tasks of %s", next.Desired, next.Definition)
+	l.say("service", name, "", name, "updated: %s of %s", count(next.Desired, "task"), next.Definition)
 	return l.showService(&next), nil
 }
 
@@ -279,7 +287,7 @@ func (l *leader) deregister(id string, force bool) error {
 		return refuse(http.StatusConflict, "instance %s: its agent is connected and would join again at once; stop that first (berth-agent purge)", id)
 	}
 	if n := len(l.fleet.TasksOn(id)); n > 0 && !force {
-		return refuse(http.StatusConflict, "instance %s: %d tasks are on it and may still run there; drain it and wait, or give force to call them stopped", id, n)
+		return refuse(http.StatusConflict, "instance %s: it has %s that may still run there; drain it and wait, or give force to call that stopped", id, count(n, "task"))
 	}
 	l.leave(id, "deregistered by an operator")
 	return nil

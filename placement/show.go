@@ -36,9 +36,13 @@ func (l *leader) showTask(t *fleet.Task) api.Task {
 	if out.Containers == nil {
 		out.Containers = []api.Container{}
 		if def := l.fleet.Parsed(t.Definition); def != nil {
+			status := api.StatusPending
+			if t.LastStatus == api.StatusStopped {
+				status = api.StatusStopped
+			}
 			for i := range def.ContainerDefinitions {
 				c := &def.ContainerDefinitions[i]
-				out.Containers = append(out.Containers, api.Container{Name: *c.Name, Image: *c.Image, LastStatus: api.StatusPending})
+				out.Containers = append(out.Containers, api.Container{Name: *c.Name, Image: *c.Image, LastStatus: status})
 			}
 		}
 	}

@@ -126,6 +126,10 @@ func (a *app) dev(ctx context.Context, d devSystem) error {
 		return err
 	}
 	if d.down {
+		a.socket = settings.Socket
+		if _, err := a.client().instances(ctx); err == nil {
+			return fmt.Errorf("a server answers at %s: end its berth dev first (Ctrl-C there takes all away)", settings.Socket)
+		}
 		return a.devDown(d, machines)
 	}
 	server, err := placement.Open(ctx, settings, machines, version, log)

@@ -53,6 +53,8 @@ func (a *app) serverCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			log.Info("berth server", zap.String("version", version), zap.String("cluster", settings.Cluster), zap.String("socket", settings.Socket),
+				zap.String("agents", settings.Agents.Listen), zap.String("dataDir", settings.DataDir), zap.Strings("etcd", settings.Etcd.Endpoints))
 			return s.Run(cmd.Context())
 		},
 	}
