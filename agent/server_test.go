@@ -299,7 +299,7 @@ func TestStanding(t *testing.T) {
 		{"backing off", &unit{status: mps.Status{State: mps.PhaseBackoff}}, api.GPUClosed},
 		{"stopping", &unit{status: mps.Status{State: mps.PhaseStopping}}, api.GPUClosed},
 		{"hung", &unit{status: held, sampleErr: gpu.ErrHung}, api.GPUClosed},
-		{"its daemon lost", &unit{status: mps.Status{State: mps.PhaseDraining}}, api.GPUDraining},
+		{"its daemon lost", &unit{status: mps.Status{State: mps.PhaseDraining, Reason: "the daemon has ended"}}, api.GPUDraining},
 		{"past its budget", &unit{status: mps.Status{State: mps.PhaseQuarantined}}, api.GPUFailed},
 		{"off the bus", &unit{status: held, lost: true}, api.GPUFailed},
 		{"an Xid", &unit{status: held, broken: "Xid 79"}, api.GPUFailed},
