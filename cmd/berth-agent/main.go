@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/berth-gpu/berth/agent"
 	"github.com/berth-gpu/berth/agent/stream"
@@ -104,7 +103,7 @@ func load(cmd *cobra.Command) (*config.Agent, *zap.Logger, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	log, err := logger(settings.LogLevel)
+	log, err := config.Logger(settings.LogLevel, "")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -112,18 +111,4 @@ func load(cmd *cobra.Command) (*config.Agent, *zap.Logger, error) {
 		log.Warn("setting not honoured", zap.String("name", w.Name), zap.String("says", w.Says))
 	}
 	return settings, log, nil
-}
-
-// logger writes one JSON object a line to stderr, for journald.
-func logger(level string) (*zap.Logger, error) {
-	l, err := zapcore.ParseLevel(level)
-	if err != nil {
-		return nil, fmt.Errorf("logLevel: %w", err)
-	}
-	c := zap.NewProductionConfig()
-	c.Level = zap.NewAtomicLevelAt(l)
-	c.Sampling = nil // nothing is silently dropped
-	c.DisableCaller, c.DisableStacktrace = true, true
-	c.EncoderConfig.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	return c.Build()
 }
