@@ -100,7 +100,8 @@ func answer(w http.ResponseWriter, v any, err error) {
 		return
 	case errors.As(err, &no):
 		w.WriteHeader(no.status)
-	case errors.Is(err, errNotLeading):
+	case errors.Is(err, errNotLeading), errors.Is(err, context.Canceled):
+		err = errNotLeading // or the server ends, or nobody reads this any more
 		w.WriteHeader(http.StatusServiceUnavailable)
 	default:
 		w.WriteHeader(http.StatusInternalServerError)

@@ -56,7 +56,8 @@ type machine struct {
 	world  *world
 	name   string
 	target string
-	cap    int64 // MiB of each GPU
+	also   string // "", or where it goes next
+	cap    int64  // MiB of each GPU
 	wake   chan struct{}
 
 	mu      sync.Mutex
@@ -135,14 +136,22 @@ func (m *machine) session(ctx context.Context) error {
 	defer cancel()
 	m.mu.Lock()
 	m.cut = cancel
+	target := m.target
+	if m.also != "" {
+		m.target, m.also = m.also, m.target
+	}
 	hello := agentapitest.Hello(m.view.Cluster, m.name, m.agentID)
 	hello.BootId, hello.Term = m.view.BootID, m.term
 	m.mu.Unlock()
-	a, err := agentapitest.Dial(ctx, m.target, hello)
+	late := time.AfterFunc(5*time.Second, cancel)
+	a, err := agentapitest.Dial(ctx, target, hello)
 	if err != nil {
 		return err
 	}
 	defer a.Close()
+	if !late.Stop() {
+		return errors.New("welcomed too late")
+	}
 	if a.Welcome.Term < hello.Term {
 		return fmt.Errorf("welcomed in term %d, %d was obeyed", a.Welcome.Term, hello.Term)
 	}
