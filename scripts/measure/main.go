@@ -1,7 +1,11 @@
-// Command measure is make bench: it measures an agent on a simulated machine from
-// outside and writes docs/performance.md: how long a dead daemon goes unnoticed, what a
-// probe costs, how long a container takes to start beside one of plain Docker, and what
-// an idle agent with 8 GPUs and 48 tasks needs.
+// Command measure is make bench: it measures berth from outside and writes
+// docs/performance.md. Its parts, of which arguments name some (none: all):
+//
+//	system  a server and three machines: how long a task takes to run, beside plain
+//	        docker run, and to run elsewhere once its GPU is lost
+//	fleet   a server with 1,000 machines and 20,000 tasks
+//	agent   one agent: how long a dead daemon goes unnoticed, what a probe costs, and
+//	        what an idle agent with 8 GPUs and 48 tasks needs
 //
 // Run from the repository's root, as root, after make build.
 package main
@@ -31,7 +35,7 @@ func main() {
 
 	os.Setenv("SAMPLE_EVERY", "10s") // the default: what is measured looks as often as a real machine's agent
 	m := &measure{Rig: rig.Rig{Dir: "build/bench", Instance: "makebench", RunDir: "/run/berth-bench"}, idle: *idle}
-	err := m.all(ctx)
+	err := m.all(ctx, flag.Args())
 	if left := m.Abandon(); err == nil {
 		err = left
 	}
@@ -56,12 +60,20 @@ type measure struct {
 	missed int // goals
 }
 
-func (m *measure) all(ctx context.Context) error {
+func (m *measure) all(ctx context.Context, only []string) error {
 	m.head()
-	for _, part := range []func(context.Context) error{m.starts, m.deadDaemons, m.probes, m.idleAgent} {
-		if err := part(ctx); err != nil {
+	for _, part := range []struct {
+		name string
+		do   func(context.Context) error
+	}{{"system", m.system}, {"fleet", m.wholeFleet}, {"agent", m.agent}} {
+		if len(only) > 0 && !slices.Contains(only, part.name) {
+			continue
+		}
+		began := time.Now()
+		if err := part.do(ctx); err != nil {
 			return err
 		}
+		fmt.Printf("measured: %s, in %s\n", part.name, time.Since(began).Round(time.Second))
 	}
 	return nil
 }
@@ -115,6 +127,12 @@ func spread(all []time.Duration) string {
 	sorted := slices.Sorted(slices.Values(all))
 	at := func(p int) time.Duration { return sorted[min(len(sorted)*p/100, len(sorted)-1)] }
 	return fmt.Sprintf("min %s, median %s, p95 %s, max %s", ms(sorted[0]), ms(at(50)), ms(at(95)), ms(sorted[len(sorted)-1]))
+}
+
+// spread99 is a sample's median, 99th percentile and maximum.
+func spread99(all []time.Duration) string {
+	sorted := slices.Sorted(slices.Values(all))
+	return fmt.Sprintf("median %s, p99 %s, max %s", ms(median(all)), ms(sorted[min(len(sorted)*99/100, len(sorted)-1)]), ms(sorted[len(sorted)-1]))
 }
 
 func median(all []time.Duration) time.Duration {

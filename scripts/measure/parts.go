@@ -21,13 +21,23 @@ import (
 // How often each thing is done. The issue of each number is its spread, so there are
 // enough for a median on a busy machine.
 const (
-	starts  = 20
-	deaths  = 50
-	probes  = 200
+	starts  = 10
+	deaths  = 30
+	probes  = 100
 	gpus    = 8
 	perGPU  = 6
 	warmUps = 2
 )
+
+// agent measures one agent by itself.
+func (m *measure) agent(ctx context.Context) error {
+	for _, part := range []func(context.Context) error{m.starts, m.deadDaemons, m.probes, m.idleAgent} {
+		if err := part(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // starts compares a container of the agent with one of plain Docker: the same image
 // and program, by turns, each from the request to create it to the moment that Docker gives as
@@ -41,7 +51,7 @@ func (m *measure) starts(ctx context.Context) error {
 	}
 	var plain, ours, whole []time.Duration
 	for i := range starts + warmUps {
-		p, err := rig.PlainStart(ctx, "berth-sample:latest", []string{"/bin/cuda-client", "sleep", "1h"})
+		p, _, err := rig.PlainStart(ctx, "berth-sample:latest", []string{"/bin/cuda-client", "sleep", "1h"})
 		if err != nil {
 			return err
 		}
@@ -191,7 +201,7 @@ func (m *measure) idleAgent(ctx context.Context) error {
 	pid := m.PID()
 	// The start's garbage is collected within two minutes even when nothing is
 	// allocated; half of that is waited for.
-	if err := wait(ctx, m.idle); err != nil {
+	if err := pause(ctx, m.idle); err != nil {
 		return err
 	}
 	own, children, err := cpuTime(pid)
@@ -199,7 +209,7 @@ func (m *measure) idleAgent(ctx context.Context) error {
 		return err
 	}
 	began := time.Now()
-	if err := wait(ctx, m.idle); err != nil {
+	if err := pause(ctx, m.idle); err != nil {
 		return err
 	}
 	own2, children2, err := cpuTime(pid)
@@ -220,7 +230,7 @@ func (m *measure) idleAgent(ctx context.Context) error {
 	return m.end(ctx)
 }
 
-func wait(ctx context.Context, d time.Duration) error {
+func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

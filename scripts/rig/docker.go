@@ -96,29 +96,30 @@ func DockerVersion(ctx context.Context) (string, error) {
 }
 
 // PlainStart creates and starts a container as docker run does, and removes it. It
-// returns the time from its creation to its start.
-func PlainStart(ctx context.Context, image string, command []string) (took time.Duration, err error) {
+// returns the time from its creation to its start, and from the request for it.
+func PlainStart(ctx context.Context, image string, command []string) (own, whole time.Duration, err error) {
+	asked := time.Now()
 	body, err := json.Marshal(map[string]any{"Image": image, "Entrypoint": command, "HostConfig": map[string]any{"NetworkMode": "bridge"}})
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	answer, err := ask(ctx, http.MethodPost, docker, "/containers/create", body)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	var made struct{ Id string }
 	if err := json.Unmarshal(answer, &made); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer func() {
 		_, rm := ask(ctx, http.MethodDelete, docker, "/containers/"+made.Id+"?force=1", nil)
 		err = errors.Join(err, rm)
 	}()
 	if _, err := ask(ctx, http.MethodPost, docker, "/containers/"+made.Id+"/start", nil); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	created, started, err := Times(ctx, made.Id)
-	return started.Sub(created), err
+	return started.Sub(created), started.Sub(asked), err
 }
 
 // RemoveTasks empties the task folder.
