@@ -40,9 +40,11 @@ type job struct {
 // outcome is what became of an operation.
 type outcome struct {
 	container *engine.Container // as Docker has it now, if known
+	removed   bool              // Docker has it no longer
 	err       error
 	refused   bool // try again later: the GPU is not held, or Docker does not answer
 	killed    bool // it had to be killed though it had run before: the task is over
+	unsure    bool // Docker was asked to start it and may do so yet: the task is over
 }
 
 // job gathers what is needed for the container, from the loop.
@@ -205,8 +207,15 @@ func (a *Agent) launch(ctx context.Context, j job) outcome {
 	if err := a.gate(ctx, j); err != nil {
 		return a.outcome(ctx, id, outcome{err: err, refused: true})
 	}
-	if err := a.docker.Start(ctx, id); err != nil {
-		return a.outcome(ctx, id, a.failed(ctx, err))
+	if err := ctx.Err(); err != nil {
+		return a.outcome(ctx, id, outcome{err: err})
+	}
+	// Once asked, Docker starts it, whoever waits for that: a stop that comes now has to
+	// wait for it too, or the container would run when its task counts as stopped.
+	if err := a.docker.Start(a.ctx, id); err != nil {
+		o := a.failed(ctx, err)
+		o.unsure = errors.Is(err, engine.ErrTimeout)
+		return a.outcome(ctx, id, o)
 	}
 	if err := a.gate(ctx, j); err != nil && ctx.Err() == nil {
 		a.log.Warn("the GPU was lost while a container started on it, taking the container back",
@@ -275,8 +284,14 @@ func (a *Agent) outcome(ctx context.Context, id string, o outcome) outcome {
 	// The launch may have been cancelled; what it left behind is to be known all the same.
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	if c, err := a.docker.Inspect(look, id); err == nil {
+	c, err := a.docker.Inspect(look, id)
+	switch {
+	case err == nil:
 		o.container = &c
+	case errors.Is(err, engine.ErrVanished):
+		o.removed = true
+	default: // it is there; the next list says more
+		o.container = &engine.Container{ID: id, State: engine.Created}
 	}
 	return o
 }
@@ -292,6 +307,14 @@ const (
 // work in flight can hang the server and every other client [D].
 func (a *Agent) stop(ctx context.Context, j job) outcome {
 	id := j.seen.ID
+	if j.seen.Created {
+		// It has not run. Docker may have been asked to start it, by an agent that was
+		// killed, say, and get to that later: once it is removed it never will.
+		if err := a.docker.Remove(ctx, id); err != nil {
+			return a.outcome(ctx, id, outcome{err: err})
+		}
+		return outcome{removed: true}
+	}
 	if err := a.docker.Signal(ctx, id, ""); err != nil {
 		return a.outcome(ctx, id, outcome{err: err})
 	}

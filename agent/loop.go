@@ -214,7 +214,10 @@ func (a *Agent) ended(t *task, container string, got outcome) {
 	a.clock++
 	t.touched[container] = a.clock
 	delete(t.busy, container)
-	if got.container != nil {
+	switch {
+	case got.removed:
+		delete(t.seen, container)
+	case got.container != nil:
 		t.seen[container] = sight(*got.container)
 	}
 	a.listDue = true
@@ -227,6 +230,8 @@ func (a *Agent) launched(t *task, name string, got outcome) {
 		t.waits, t.refusals, t.retryAt = "", 0, time.Time{}
 	case got.killed:
 		a.endTask(t, api.StopInfrastructure, got.err.Error(), true)
+	case got.unsure:
+		a.endTask(t, api.StopTaskFailedToStart, got.err.Error(), false)
 	case t.rec.Desired == api.StatusStopped: // cancelled; what it left behind is stopped next
 	case got.refused || a.ctx.Err() != nil:
 		t.waits = got.err.Error()

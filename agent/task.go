@@ -241,11 +241,14 @@ func (l look) launches(rec *state.Task) []action {
 }
 
 // stops are the containers to stop now: those that no other running one
-// depends on. A launch under way is cancelled by its owner and counts as alive.
+// depends on. A launch under way is cancelled by its owner and counts as alive; so
+// does a container that was made, since Docker may yet start it, unless it is known
+// that it cannot start.
 func (l look) stops(rec *state.Task) (acts []action, alive bool) {
 	up := func(name string) bool {
 		_, busy := l.busy[name]
-		return busy || l.seen[name].Running
+		s := l.seen[name]
+		return busy || s.Running || s.Created && !rec.Containers[containerIndex(rec, name)].Done
 	}
 	for i, c := range rec.Containers {
 		if !up(c.Name) {

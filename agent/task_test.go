@@ -210,6 +210,25 @@ func TestStories(t *testing.T) {
 			s.l.seen["app"] = seen{ID: "id", Created: true}
 			s.step()
 		}, []string{"PENDING: launch app"}},
+		{"stopped between create and start: removed, since Docker may have been asked to start it", one, func(s *story) {
+			s.l.seen["app"] = seen{ID: "id", Created: true}
+			end(&s.l.rec, s.l.now, "UserInitiated", "stopped by berth stop")
+			s.step()
+			delete(s.l.busy, "app")
+			delete(s.l.seen, "app")
+			s.step()
+		}, []string{"DEACTIVATING: stop app [UserInitiated: stopped by berth stop]", "STOPPED"}},
+		{"started by Docker though its task was stopped meanwhile", one, func(s *story) {
+			s.l.seen["app"] = seen{ID: "id", Created: true}
+			end(&s.l.rec, s.l.now, "UserInitiated", "stopped by berth stop")
+			s.step()
+			s.up("app", "").step()
+			s.exit("app", 143).step()
+		}, []string{"DEACTIVATING: stop app [UserInitiated: stopped by berth stop]", "DEACTIVATING: stop app", "STOPPED"}},
+		{"what could not start stays to be looked at", one, func(s *story) {
+			s.l.seen["app"] = seen{ID: "id", Created: true}
+			s.failed("app", "CannotStartContainerError: no such program").step()
+		}, []string{"STOPPED: [TaskFailedToStart: CannotStartContainerError: no such program]"}},
 		{"started by hand after its end", one, func(s *story) {
 			s.step()
 			s.up("app", "").exit("app", 0).step()
