@@ -345,13 +345,17 @@ func (l *leader) lose(in *fleet.Instance, silent time.Duration) {
 	}
 }
 
+// longestStop stands for the stop timeouts, in seconds, of a definition that was set aside.
+const longestStop = 600
+
 // stopTime is how long after its stop-after a task may still run: where the cut goes one
 // way alone, its agent has heard the server for up to a lease longer; then come the
 // longest stop timeout of its containers (Docker's and berth's default is 30 s) and
 // some room for the kill.
 func (l *leader) stopTime(t *fleet.Task) time.Duration {
-	longest := int32(0)
+	longest := int32(longestStop)
 	if def := l.fleet.Parsed(t.Definition); def != nil {
+		longest = 0
 		for _, c := range def.ContainerDefinitions {
 			if c.StopTimeout == nil {
 				longest = max(longest, 30)
@@ -389,10 +393,14 @@ func (l *leader) orders(id string, c *connection) (*agentpb.Orders, map[string]s
 		if t.LastStatus == api.StatusStopped {
 			continue
 		}
-		def := l.fleet.Definition(t.Definition)
-		w := &agentpb.Wanted{Name: t.ID, Generation: t.Generation, Hash: def.Hash, Gpus: t.GPUs, StopAfterMs: uint64(t.StopAfter.Milliseconds())}
-		if c.known[t.ID] != t.Generation {
-			w.Definition = def.JSON
+		w := &agentpb.Wanted{Name: t.ID, Generation: t.Generation, Gpus: t.GPUs, StopAfterMs: uint64(t.StopAfter.Milliseconds())}
+		// Of a definition that was damaged and set aside, what its agent knows runs on, and
+		// what it does not know it refuses.
+		if def := l.fleet.Definition(t.Definition); def != nil {
+			w.Hash = def.Hash
+			if c.known[t.ID] != t.Generation {
+				w.Definition = def.JSON
+			}
 		}
 		if t.Desired == api.StatusStopped {
 			w.Stop = &agentpb.Stop{Code: t.StopCode, Reason: t.StoppedReason}

@@ -212,10 +212,16 @@ func (l *leader) place() {
 	}
 }
 
+func noDefinition(t *fleet.Task) string {
+	return fmt.Sprintf("its definition %s was damaged and is set aside: stop it, and start it anew (a service: update it) with the definition", t.Definition)
+}
+
 // whyPending is one sentence about a task that has no place.
 func (l *leader) whyPending(t *fleet.Task) string {
-	e, _ := l.fleet.Explain(t)
+	e, known := l.fleet.Explain(t)
 	switch {
+	case !known:
+		return noDefinition(t)
 	case e.Machines == 0:
 		return "no machine has joined yet"
 	case len(e.RuledOut) == 0:

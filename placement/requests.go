@@ -64,7 +64,8 @@ func (l *leader) runTask(in api.RunTask) (api.RunTaskAnswer, error) {
 	var key string
 	if len(all) > 0 { // asked again: there may be a newer revision by now
 		key = all[0].Definition
-		if d, err := l.fleet.Read(in.Definition); err != nil || l.fleet.Definition(key).Hash != d.Hash {
+		d, err := l.fleet.Read(in.Definition)
+		if have := l.fleet.Definition(key); err != nil || have != nil && have.Hash != d.Hash { // one that is set aside is no other one
 			return api.RunTaskAnswer{}, refuse(http.StatusConflict, "clientToken: %q was used for %s, which is another definition; use another one", in.ClientToken, key)
 		}
 	} else {

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -83,6 +84,15 @@ func (f *Fleet) setDefinition(d *Definition) error {
 	f.definitions[DefinitionKey(d.Family, d.Revision)] = &definition{d, parsed, f.demand(parsed)}
 	f.newest[d.Family] = max(f.newest[d.Family], d.Revision)
 	return nil
+}
+
+// taken keeps a revision that something was made of from becoming another definition's,
+// also where its own record was set aside.
+func (f *Fleet) taken(key string) {
+	family, revision, _ := strings.Cut(key, ":")
+	if n, err := strconv.Atoi(revision); err == nil {
+		f.newest[family] = max(f.newest[family], n)
+	}
 }
 
 // domain is the trust domain of a definition's tasks: "" is the cluster's.

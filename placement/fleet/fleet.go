@@ -78,7 +78,7 @@ func (f *Fleet) Load(kind, key string, data json.RawMessage) error {
 	case KindDefinition:
 		err = load(data, key, (*Definition).Key, f.loadDefinition)
 	case KindService:
-		err = load(data, key, func(s *Service) string { return s.Name }, func(s *Service) error { f.services[key] = s; return nil })
+		err = load(data, key, func(s *Service) string { return s.Name }, func(s *Service) error { f.services[key] = s; f.taken(s.Definition); return nil })
 	case KindInstance:
 		err = load(data, key, func(i *Instance) string { return i.ID }, f.loadInstance)
 	case KindTask:
@@ -112,6 +112,7 @@ func (f *Fleet) loadInstance(i *Instance) error {
 
 func (f *Fleet) loadTask(t *Task) error {
 	f.setTask(t)
+	f.taken(t.Definition)
 	if m := f.instances[t.Instance]; m != nil {
 		m.unseen = true
 	}
