@@ -213,8 +213,7 @@ func (l *leader) register(id string, c *connection, v *api.Instance) {
 		for _, t := range l.fleet.TasksOn(id) {
 			if t.LastStatus != api.StatusStopped {
 				gone := *t
-				l.stopTask(&gone, api.StopInfrastructure, "the agent of "+id+" has lost its state")
-				gone.Infrastructure = true
+				l.takeAway(&gone, "the agent of "+id+" has lost its state")
 				l.stopped(&gone)
 			}
 		}
@@ -318,6 +317,24 @@ func (l *leader) presence() {
 			l.lose(&next, silent)
 		}
 	}
+	for _, id := range l.fleet.Absent() {
+		l.abandon(id)
+	}
+}
+
+// abandon ends the tasks on a machine whose record was set aside, as if it had been
+// deregistered, unless its agent comes within the time after which it would be lost: then
+// it is in the fleet again, with them.
+func (l *leader) abandon(id string) {
+	silent := l.mono.Sub(l.heard(id))
+	for _, t := range l.fleet.TasksOn(id) {
+		if silent < l.settings.Agents.Lease+l.settings.Agents.Grace || t.StopAfter > 0 && silent < t.StopAfter+l.stopTime(t) {
+			continue
+		}
+		next := *t
+		l.takeAway(&next, id+" is not in the fleet, and its agent has not been heard")
+		l.stopped(&next)
+	}
 }
 
 // heard is when an agent was heard last. A new leader, and one that stood still, has
@@ -339,8 +356,8 @@ func (l *leader) lose(in *fleet.Instance, silent time.Duration) {
 			continue
 		}
 		next := *t
-		l.stopTask(&next, api.StopInfrastructure, fmt.Sprintf("%s is lost: its agent has not been heard since %s", in.ID, in.Cutoff.Format(time.RFC3339)))
-		next.Infrastructure, next.Gone = true, true
+		l.takeAway(&next, fmt.Sprintf("%s is lost: its agent has not been heard since %s", in.ID, in.Cutoff.Format(time.RFC3339)))
+		next.Gone = true
 		l.putTask(&next)
 	}
 }

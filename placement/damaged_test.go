@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/berth-gpu/berth/api"
 	"github.com/berth-gpu/berth/config"
@@ -12,9 +13,15 @@ import (
 	"github.com/berth-gpu/berth/placement/store"
 )
 
-// damage makes stored records, which the server finds at its next start, such as it
+// damage makes a stored record, which the server finds at its next start, such as it
 // cannot read.
-func damage(t testing.TB, s *config.Server, kind string, keys ...string) {
+func damage(t testing.TB, s *config.Server, kind, key string) {
+	t.Helper()
+	write(t, s, kind, key, json.RawMessage(`{"id": 5, "name": 5, "revision": "x"}`))
+}
+
+// write puts a record in the store of a server that does not run.
+func write(t testing.TB, s *config.Server, kind, key string, value any) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -27,10 +34,8 @@ func damage(t testing.TB, s *config.Server, kind string, keys ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range keys {
-		if err := term.Commit(ctx, []store.Group{{{Kind: kind, Key: key, Value: json.RawMessage(`{"id": 5, "name": 5, "revision": "x"}`)}}}); err != nil {
-			t.Fatal(err)
-		}
+	if err := term.Commit(ctx, []store.Group{{{Kind: kind, Key: key, Value: value}}}); err != nil {
+		t.Fatal(err)
 	}
 	if err := term.Resign(ctx); err != nil {
 		t.Fatal(err)
@@ -78,5 +83,96 @@ func TestDamagedDefinition(t *testing.T) {
 	}
 	if !sound {
 		t.Error("nothing says that the record was set aside")
+	}
+}
+
+// TestDamagedInstance: the tasks on a machine whose record is damaged are there again
+// with its agent, and end without it.
+func TestDamagedInstance(t *testing.T) {
+	t.Parallel()
+	s := quick(t)
+	r, w := serve(t, s), newWorld(t)
+	m1, m2 := join(t, w, r, "m1", 1, 80000), join(t, w, r, "m2", 1, 80000)
+	id := run(t, r.client, api.RunTask{Definition: shared("job", 50000)})[0]
+	reaches(t, r.client, id, api.StatusRunning)
+	moves := run(t, r.client, api.RunTask{Definition: shared("moves", 50000), Reschedule: true})[0]
+	reaches(t, r.client, moves, api.StatusRunning)
+	if m1.has(id) == "" || m2.has(moves) == "" {
+		t.Fatal("one of them on each machine")
+	}
+	m2.setUp(false)
+	r.stop(t)
+	damage(t, s, fleet.KindInstance, "m1")
+	damage(t, s, fleet.KindInstance, "m2")
+
+	r = serve(t, s)
+	until(t, "one machine is back", func() bool { return instance(t, r.client, "m1").Connected })
+	if v := reaches(t, r.client, id, api.StatusRunning); m1.has(id) != api.StatusRunning || v.DesiredStatus != api.StatusRunning {
+		t.Errorf("%+v", v)
+	}
+	if free := instance(t, r.client, "m1").GPUs[0].RemainingMemoryInMiB; free != 30000 {
+		t.Errorf("m1 has %d MiB left", free)
+	}
+	if v := reaches(t, r.client, moves, api.StatusStopped); v.StopCode != api.StopInfrastructure {
+		t.Errorf("%+v", v)
+	}
+	until(t, "it is to be started elsewhere", func() bool { return successor(t, r.client, moves).ID != "" })
+	sound(t, r)
+}
+
+// TestEndedThenLost: a task that had ended by itself when its machine was lost is not
+// started again.
+func TestEndedThenLost(t *testing.T) {
+	t.Parallel()
+	r, w := serve(t, quick(t)), newWorld(t)
+	m1 := join(t, w, r, "m1", 1, 80000)
+	id := run(t, r.client, api.RunTask{Definition: shared("job", 10000), Reschedule: true})[0]
+	reaches(t, r.client, id, api.StatusRunning)
+	m1.setSlow(true)
+	m1.do(id, func(c *copy) { m1.end(c, api.StopEssentialExited, "Essential container in task exited") })
+	reaches(t, r.client, id, api.StatusDeactivating)
+	m1.setUp(false)
+	until(t, "its machine is lost", func() bool { return strings.HasPrefix(task(t, r.client, id).Reason, "m1 is not heard") })
+	m1.setSlow(false)
+	m1.setUp(true)
+	if v := reaches(t, r.client, id, api.StatusStopped); v.StopCode != api.StopEssentialExited || v.Infrastructure {
+		t.Errorf("%+v", v)
+	}
+	if v := successor(t, r.client, id); v.ID != "" {
+		t.Errorf("it was started again: %+v", v)
+	}
+}
+
+// TestForgotten: which ends are forgotten an hour later, and that none is before all that
+// follows from it has been done.
+func TestForgotten(t *testing.T) {
+	t.Parallel()
+	s := settings(t)
+	r, w := serve(t, s), newWorld(t)
+	m := join(t, w, r, "m1", 1, 80000)
+	ask[api.Service](t, r.client, "POST", api.PathServices, api.Service{Name: "web", Definition: shared("web", 10000), MaximumPercent: 200})
+	id := run(t, r.client, api.RunTask{Definition: shared("job", 10000)})[0]
+	reaches(t, r.client, id, api.StatusRunning)
+	r.stop(t)
+
+	long := time.Now().UTC().Add(-2 * time.Hour)
+	old := fleet.Task{Definition: "web:1", Instance: "m1", Generation: 1, Desired: api.StatusStopped, LastStatus: api.StatusStopped, CreatedAt: long, PlacedAt: long, StoppingAt: long, StoppedAt: long}
+	scaled, moved := old, old
+	scaled.ID, scaled.Service, scaled.StopCode = strings.Repeat("1", 32), "web", api.StopServiceScheduler
+	moved.ID, moved.Reschedule, moved.StopCode, moved.Infrastructure = strings.Repeat("2", 32), true, api.StopInfrastructure, true
+	write(t, s, fleet.KindTask, scaled.ID, scaled)
+	write(t, s, fleet.KindTask, moved.ID, moved)
+	m.do(id, func(c *copy) {
+		m.stops(c, 0)
+		c.StopCode, c.StoppedReason, c.StoppedAt = api.StopEssentialExited, "Essential container in task exited", &long
+	})
+
+	r = serve(t, s)
+	until(t, "what a service stopped is forgotten", func() bool { return task(t, r.client, scaled.ID).ID == "" && task(t, r.client, moved.ID).ID == "" })
+	if v := successor(t, r.client, moved.ID); v.ID == "" {
+		t.Error("what was to be started elsewhere is forgotten, and was not")
+	}
+	if v := reaches(t, r.client, id, api.StatusStopped); v.StopCode != api.StopEssentialExited {
+		t.Errorf("%+v", v)
 	}
 }

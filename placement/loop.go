@@ -187,12 +187,14 @@ func (l *leader) round(ctx context.Context, ticked bool) error {
 	// 1. Who is heard, and who is not.
 	if ticked {
 		l.presence()
-		l.prune()
 	}
 	// 2. Machines that are to be replaced, and how far that is.
 	l.replace(ticked)
 	// 3. Services and standalone tasks: what is to be started and stopped.
 	l.serve(ticked)
+	if ticked {
+		l.prune()
+	}
 	// 4. Pending tasks find their GPUs.
 	l.place()
 	// 5. Stored first; what is not stored is not done.

@@ -38,6 +38,17 @@ func (l *leader) stopTask(t *fleet.Task, code, reason string) {
 	t.Desired, t.LastStatus, t.StopCode, t.StoppedReason, t.StoppingAt = api.StatusStopped, api.StatusDeactivating, code, reason, l.now
 }
 
+// takeAway asks for the end of a task whose machine is gone from under it. One that was
+// ending anyway, by itself or by somebody's word, is not started elsewhere for that.
+func (l *leader) takeAway(t *fleet.Task, reason string) {
+	if t.Desired == api.StatusStopped && !t.Infrastructure && t.StopCode != api.StopInfrastructure {
+		t.Reschedule = false
+		return
+	}
+	l.stopTask(t, api.StopInfrastructure, reason)
+	t.Infrastructure = true
+}
+
 // settle puts a task whose end was asked for: one that was never placed has ended.
 func (l *leader) settle(t *fleet.Task) {
 	if t.Instance == "" {
@@ -172,14 +183,19 @@ func (l *leader) creation() time.Time {
 	return l.created
 }
 
-// prune forgets tasks that stopped long ago.
+// prune forgets tasks of which it is known for long that they have stopped. It comes
+// after all decisions of its round: none of them misses an end that is known since then.
 func (l *leader) prune() {
 	if l.now.Sub(l.pruned) < pruneEvery {
 		return
 	}
 	l.pruned = l.now
 	for _, t := range l.fleet.Tasks() {
-		if t.LastStatus == api.StatusStopped && l.now.Sub(t.StoppedAt) >= keptStopped && (t.Service == "" || t.Counted || l.fleet.Service(t.Service) == nil) {
+		known := t.StoppedAt // by the agent's clock, and maybe told much later
+		if t.StoppingAt.After(known) {
+			known = t.StoppingAt
+		}
+		if t.LastStatus == api.StatusStopped && l.now.Sub(known) >= keptStopped {
 			l.fleet.DeleteTask(t.ID)
 		}
 	}

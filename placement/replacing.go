@@ -243,8 +243,7 @@ func (l *leader) endTasksOn(instance, reason string, dead bool) {
 			continue
 		}
 		next := *t
-		l.stopTask(&next, api.StopInfrastructure, reason)
-		next.Infrastructure = true
+		l.takeAway(&next, reason)
 		if dead {
 			l.stopped(&next)
 		} else {

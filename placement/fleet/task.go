@@ -20,6 +20,19 @@ func (f *Fleet) TasksOf(service string) []*Task { return aged(f.ofService[servic
 // there and not STOPPED.
 func (f *Fleet) TasksOn(instance string) []*Task { return aged(f.onInstance[instance]) }
 
+// Absent are the instances that are not here and hold tasks all the same, by ID: their
+// records could not be loaded.
+func (f *Fleet) Absent() []string {
+	var out []string
+	for id := range f.onInstance {
+		if f.instances[id] == nil {
+			out = append(out, id)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
 // Pending returns the tasks that wait to be placed, oldest first.
 func (f *Fleet) Pending() []*Task { return aged(f.pending) }
 
