@@ -56,7 +56,7 @@ func (a *Agent) load(ctx context.Context) error {
 	if rebooted {
 		a.log.Info("this machine has booted since the last agent ran: what was stored of processes is void")
 	}
-	list, err := a.docker.List(ctx, a.settings.Instance)
+	list, err := a.settled(ctx)
 	if err != nil {
 		return err
 	}
@@ -79,6 +79,31 @@ func (a *Agent) load(ctx context.Context) error {
 	}
 	a.log.Info("state loaded", zap.Int("tasks", len(a.tasks)), zap.Int("adopted containers", running))
 	return nil
+}
+
+// settled is Docker's list without containers that were made and not started. The agent
+// before this one may have asked for the start of one and been killed: Docker gets to
+// that in its own time, whatever has become of the GPU and the task by then. A container
+// that is removed is never started, and launched anew where it is still wanted.
+func (a *Agent) settled(ctx context.Context) ([]engine.Container, error) {
+	list, err := a.docker.List(ctx, a.settings.Instance)
+	if err != nil {
+		return nil, err
+	}
+	unsure := false
+	for _, c := range list {
+		if c.State != engine.Created || c.ExitCode != 0 { // one that could not start has a code
+			continue
+		}
+		unsure = true
+		if err := a.docker.Remove(ctx, c.ID); err != nil { // it may run by now
+			a.log.Info("a container was made and not started, and cannot be removed", zap.String("container", c.Name), zap.Error(err))
+		}
+	}
+	if !unsure {
+		return list, nil
+	}
+	return a.docker.List(ctx, a.settings.Instance)
 }
 
 // void ends a task of an earlier boot: its containers ended with that boot.

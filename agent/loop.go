@@ -457,8 +457,8 @@ func (a *Agent) enter(t *task, op *operation) error {
 }
 
 // informHolders tells each GPU's holder how it is to be used and how many
-// capped containers are alive on it: those that run, and those whose launch is
-// under way and have entered.
+// capped containers are alive on it: those that run, those whose launch is
+// under way and have entered, and those that are to end and that Docker may yet start.
 func (a *Agent) informHolders() {
 	for _, u := range a.units {
 		if u.holder == nil {
@@ -477,7 +477,9 @@ func (a *Agent) informHolders() {
 				c := &t.def.ContainerDefinitions[i]
 				_, _, shared := taskdef.Share(c)
 				op := t.busy[*c.Name]
-				if shared && (t.seen[*c.Name].Running || (op != nil && op.entered)) {
+				s := t.seen[*c.Name]
+				late := s.Created && t.rec.Desired == api.StatusStopped && !t.rec.Containers[i].Done
+				if shared && (s.Running || late || (op != nil && op.entered)) {
 					clients++
 				}
 			}
