@@ -47,6 +47,7 @@ func (s *Server) routes() http.Handler {
 		})
 	}
 	get("GET "+api.PathServer, func(context.Context, *http.Request) (any, error) { return s.about(), nil })
+	get("GET "+api.PathDoctor, func(ctx context.Context, _ *http.Request) (any, error) { return s.doctor(ctx), nil })
 	loop("GET "+api.PathInstances, func(l *leader, _ *http.Request) (any, error) { return l.showInstances(), nil })
 	loop("GET "+api.PathTasks, func(l *leader, r *http.Request) (any, error) { return l.showTasks(r.URL.Query()), nil })
 	get("POST "+api.PathTasks, func(ctx context.Context, r *http.Request) (any, error) {

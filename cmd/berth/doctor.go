@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -11,13 +12,15 @@ import (
 func (a *app) doctorCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor",
-		Short: "Check everything that the agent needs; exit code 1 when a check fails",
+		Short: "Check everything that the agent, or the server, needs; exit code 1 when a check fails",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var checks []api.Check
 			socket := a.socket
 			if socket == a.serverSocket && !cmd.Flags().Changed("socket") && a.getenv("BERTH_SOCKET") == "" {
-				socket = agentSocket // it is the agent's needs that are checked
+				if _, err := os.Stat(agentSocket); err == nil {
+					socket = agentSocket // where both are, it is the agent's needs that are asked for
+				}
 			}
 			raw, err := a.clientAt(socket).get(cmd.Context(), doctorTimeout, api.PathDoctor, nil, &checks)
 			if err != nil {
