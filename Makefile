@@ -7,7 +7,7 @@ LDFLAGS := -X main.version=$(VERSION)
 # go-nvml's header declares what NVIDIA has deprecated.
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help run demo test bench lint build clean
+.PHONY: help run demo test bench lint build generate clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ build: ## build berth, berth-agent and the simulators into build/
 	CGO_ENABLED=1 go build -trimpath -ldflags "$(LDFLAGS)" -o build/berth-agent ./cmd/berth-agent
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o build/sim/mpssim ./mps/mpssim/program
 	build/berth sim library --header "$$(go list -m -f '{{.Dir}}' github.com/NVIDIA/go-nvml)/pkg/nvml" build/sim/libnvidia-ml.so.1
+
+generate: ## make the Go of api/agentpb/agent.proto again; needs protoc
+	@scripts/generate
 
 clean: ## remove build/ (not while make run is up: it takes its things away itself)
 	@rm -rf build 2>/dev/null || sudo rm -rf build
