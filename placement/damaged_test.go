@@ -42,9 +42,9 @@ func write(t testing.TB, s *config.Server, kind, key string, value any) {
 	}
 }
 
-// TestDamagedDefinition: what runs of a definition whose record is damaged runs on, and
+// TestDefinitionAside: what runs of a definition whose record is damaged runs on, and
 // its name goes to no other one.
-func TestDamagedDefinition(t *testing.T) {
+func TestDefinitionAside(t *testing.T) {
 	t.Parallel()
 	s := settings(t)
 	r, w := serve(t, s), newWorld(t)
@@ -68,9 +68,9 @@ func TestDamagedDefinition(t *testing.T) {
 	if v := task(t, r.client, id); v.LastStatus != api.StatusRunning || m.has(id) != api.StatusRunning {
 		t.Errorf("%+v", v)
 	}
-	until(t, "the other one says what it lacks", func() bool {
-		return strings.HasPrefix(task(t, r.client, waits).Reason, "its definition job:1 was damaged")
-	})
+	if v := reaches(t, r.client, waits, api.StatusStopped); v.StopCode != api.StopTaskFailedToStart || !strings.HasPrefix(v.StoppedReason, "its definition job:1 is not known any more") {
+		t.Errorf("%+v", v)
+	}
 	if again := run(t, r.client, in); again[0] != id {
 		t.Errorf("the token gives %v", again)
 	}

@@ -210,6 +210,13 @@ func (l *leader) place() {
 		return
 	}
 	l.touched.place = false
+	for _, t := range l.fleet.Pending() {
+		if l.fleet.Definition(t.Definition) == nil { // its record was set aside
+			next := *t
+			l.stopTask(&next, api.StopTaskFailedToStart, fmt.Sprintf("its definition %s is not known any more: start it anew with the definition (a service: update it)", t.Definition))
+			l.stopped(&next)
+		}
+	}
 	for _, p := range l.fleet.PlacePending(l.now) {
 		l.flight.Record("fit.Place", p.Task.ID, fit.PlaceIn{Machine: p.Machine, Demand: p.Demand}, fit.PlaceOut{GPUs: p.Task.GPUs})
 		l.touched.orders[p.Instance] = true
@@ -228,16 +235,10 @@ func (l *leader) place() {
 	}
 }
 
-func noDefinition(t *fleet.Task) string {
-	return fmt.Sprintf("its definition %s was damaged and is set aside: stop it, and start it anew (a service: update it) with the definition", t.Definition)
-}
-
 // whyPending is one sentence about a task that has no place.
 func (l *leader) whyPending(t *fleet.Task) string {
-	e, known := l.fleet.Explain(t)
+	e, _ := l.fleet.Explain(t)
 	switch {
-	case !known:
-		return noDefinition(t)
 	case e.Machines == 0:
 		return "no machine has joined yet"
 	case len(e.RuledOut) == 0:

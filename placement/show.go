@@ -187,7 +187,7 @@ func (l *leader) explain(id string) (api.Explanation, error) {
 		return api.Explanation{}, err
 	}
 	out := api.Explanation{Task: t.ID, Status: t.LastStatus}
-	e, known := l.fleet.Explain(t)
+	e, _ := l.fleet.Explain(t)
 	out.Machines, out.GPUs = e.Machines, e.GPUs
 	switch {
 	case t.LastStatus == api.StatusStopped:
@@ -204,10 +204,6 @@ func (l *leader) explain(id string) (api.Explanation, error) {
 		if why := service.View(l.fleet, t).Vacate; why != "" {
 			out.Says += "; it has to leave: " + why
 		}
-		return out, nil
-	}
-	if !known {
-		out.Says = noDefinition(t)
 		return out, nil
 	}
 	for _, r := range e.RuledOut {
