@@ -248,7 +248,7 @@ func (l *leader) sawTask(instance string, c *connection, v *api.Task) {
 	next := *t
 	next.Containers = v.Containers
 	if v.StartedAt != nil && next.StartedAt.IsZero() {
-		next.StartedAt = v.StartedAt.UTC().Truncate(time.Millisecond)
+		next.StartedAt = within(*v.StartedAt, next.PlacedAt, l.now)
 	}
 	switch v.LastStatus {
 	case api.StatusRunning:
@@ -264,7 +264,7 @@ func (l *leader) sawTask(instance string, c *connection, v *api.Task) {
 		if v.LastStatus == api.StatusStopped {
 			next.StopCode, next.StoppedReason = cmp.Or(next.StopCode, v.StopCode), cmp.Or(next.StoppedReason, v.StoppedReason)
 			if v.StoppedAt != nil {
-				next.StoppedAt = v.StoppedAt.UTC().Truncate(time.Millisecond)
+				next.StoppedAt = within(*v.StoppedAt, next.PlacedAt, l.now)
 			}
 			l.stopped(&next)
 			return
@@ -276,6 +276,19 @@ func (l *leader) sawTask(instance string, c *connection, v *api.Task) {
 		}
 		l.putTask(&next)
 	}
+}
+
+// within is an agent's time as the server takes it: not before from, and not after to.
+// What is decided from how long a task was up must not hang on an agent's clock.
+func within(at, from, to time.Time) time.Time {
+	at = at.UTC().Truncate(time.Millisecond)
+	if at.Before(from) {
+		at = from
+	}
+	if at.After(to) {
+		at = to
+	}
+	return at
 }
 
 // heardAgain ends an instance's cut-off.

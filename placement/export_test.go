@@ -1,6 +1,18 @@
 package placement
 
-import "context"
+import (
+	"context"
+	"time"
+
+	"github.com/berth-gpu/berth/placement/fleet"
+	"github.com/berth-gpu/berth/placement/replace"
+	"github.com/berth-gpu/berth/placement/store"
+)
+
+// What is pure in the loop.
+func Groups(changes []fleet.Change, others []store.Op) []store.Group { return groups(changes, others) }
+func Newcomer(r *replace.Replacement) string                         { return newcomer(r) }
+func Within(at, from, to time.Time) time.Time                        { return within(at, from, to) }
 
 // Contradictions are the fleet's own, and how many tasks, services and instances it has.
 func (s *Server) Contradictions(ctx context.Context) ([]string, error) {

@@ -218,13 +218,7 @@ func (l *leader) commit(ctx context.Context) error {
 		return store.ErrDeposed
 	default:
 	}
-	var groups []store.Group
-	for _, c := range l.fleet.Changes() {
-		groups = append(groups, store.Group{{Kind: c.Kind, Key: c.Key, Value: c.Value}})
-	}
-	for _, op := range l.changed {
-		groups = append(groups, store.Group{op})
-	}
+	groups := groups(l.fleet.Changes(), l.changed)
 	for _, op := range l.events.ops() {
 		groups = append(groups, store.Group{op})
 	}
@@ -237,4 +231,33 @@ func (l *leader) commit(ctx context.Context) error {
 	}
 	l.events.stored()
 	return nil
+}
+
+// groups are the changes of a round as they are stored: each by itself, but for a
+// replacement, which comes in one piece with the machines that it changed, after all
+// else: wherever a crash cuts the round off, its step is done again.
+func groups(changes []fleet.Change, others []store.Op) []store.Group {
+	with := map[string]int{} // by instance: which of others
+	for i, op := range others {
+		if r, ok := op.Value.(*replace.Replacement); ok {
+			with[r.Instance] = i
+			for _, n := range r.Newcomers {
+				with[n.ID] = i
+			}
+		}
+	}
+	var out []store.Group
+	last := make([]store.Group, len(others))
+	for _, c := range changes {
+		op := store.Op{Kind: c.Kind, Key: c.Key, Value: c.Value}
+		if i, ok := with[c.Key]; ok && c.Kind == fleet.KindInstance {
+			last[i] = append(last[i], op)
+			continue
+		}
+		out = append(out, store.Group{op})
+	}
+	for i, op := range others {
+		out = append(out, append(last[i], op))
+	}
+	return out
 }

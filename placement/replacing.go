@@ -16,6 +16,7 @@ import (
 	"github.com/berth-gpu/berth/config"
 	"github.com/berth-gpu/berth/placement/fleet"
 	"github.com/berth-gpu/berth/placement/replace"
+	"github.com/berth-gpu/berth/placement/replace/dev"
 	"github.com/berth-gpu/berth/placement/store"
 )
 
@@ -150,7 +151,7 @@ func (l *leader) stepReplacement(r *replace.Replacement, call *providerCall) {
 	for _, a := range actions {
 		l.act(&next, a)
 	}
-	l.present(next.Newcomer())
+	l.present(newcomer(&next))
 	if next.Over() {
 		l.pruneReplacements()
 	}
@@ -195,12 +196,21 @@ func (l *leader) observe(r *replace.Replacement) replace.Observation {
 func (l *leader) present(id string) {
 	awaited := false
 	for _, r := range l.replacements {
-		awaited = awaited || r.Newcomer() == id && (r.State == replace.Launch || r.State == replace.Join)
+		awaited = awaited || newcomer(r) == id && (r.State == replace.Launch || r.State == replace.Join || r.State == replace.Discard)
 	}
 	if now := l.connected(id) && !awaited; now != l.fleet.Connected(id) {
 		l.fleet.SetPresence(id, now)
 		l.touched.place = true
 	}
+}
+
+// newcomer is the name of a replacement's newcomer, also while the provider makes it and
+// has not returned: its agent may be faster.
+func newcomer(r *replace.Replacement) string {
+	if id := r.Newcomer(); id != "" || r.Over() || len(r.Newcomers) == 0 {
+		return id
+	}
+	return dev.Name(r.Newcomers[len(r.Newcomers)-1].Token)
 }
 
 // connected says whether an agent's stream is open and its full report has come.
