@@ -268,7 +268,9 @@ func TestCut(t *testing.T) {
 
 	// 2. A long one, with a service that may not be there twice.
 	ask[api.Service](t, r.client, "POST", api.PathServices, one)
-	until(t, "it runs, too", func() bool { return service(t, r.client, "one").RunningCount == 1 && len(of(containers(t, a), "one")) == 1 })
+	until(t, "it runs, too", func() bool {
+		return service(t, r.client, "one").RunningCount == 1 && len(of(containers(t, a), "one")) == 1
+	})
 	b := simulated(t, dir, image, "b", socket).ID
 	until(t, "the second machine has joined", func() bool { return instance(t, r.client, b).Connected })
 	w.cut(true, true)
