@@ -55,8 +55,8 @@ func (l *leader) runTask(in api.RunTask) (api.RunTaskAnswer, error) {
 	}
 	var all []*fleet.Task
 	if in.ClientToken != "" {
-		for _, t := range l.fleet.TasksOf("") {
-			if t.ClientToken == in.ClientToken && l.fleet.Task(t.Replaces) == nil { // the first of its line that is known still
+		for _, t := range l.fleet.OfToken(in.ClientToken) {
+			if l.fleet.Task(t.Replaces) == nil { // the first of its line that is known still
 				all = append(all, t)
 			}
 		}

@@ -22,6 +22,7 @@ type Fleet struct {
 	successors map[string]map[string]*Task // task -> those with Replaces = it
 	ofService  map[string]map[string]*Task
 	onInstance map[string]map[string]*Task // placed there and not STOPPED
+	ofToken    map[string]map[string]*Task // by client token
 
 	trust      string     // whose tasks may share a GPU: config.Server.TrustDomain
 	order      []*machine // by ID; nil: to be made again
@@ -38,7 +39,7 @@ func New(trust string) *Fleet {
 		definitions: map[string]*definition{}, newest: map[string]int{},
 		services: map[string]*Service{}, instances: map[string]*machine{}, tasks: map[string]*Task{}, counters: map[string]uint64{},
 		pending: map[string]*Task{}, successors: map[string]map[string]*Task{},
-		ofService: map[string]map[string]*Task{}, onInstance: map[string]map[string]*Task{},
+		ofService: map[string]map[string]*Task{}, onInstance: map[string]map[string]*Task{}, ofToken: map[string]map[string]*Task{},
 		changed: map[recordKey]int{},
 	}
 }

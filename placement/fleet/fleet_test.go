@@ -394,3 +394,26 @@ func TestTrustDomains(t *testing.T) {
 		}
 	}
 }
+
+func TestOfToken(t *testing.T) {
+	f := fleet.New("")
+	key := register(t, f, shared("web", 1000, ""))
+	for i, token := range []string{"a", "b", "a", ""} {
+		task := pending(fmt.Sprint(i), key, i)
+		task.ClientToken = token
+		f.PutTask(task)
+	}
+	moved := *f.Task("1")
+	moved.Instance = "m"
+	f.PutTask(&moved)
+	f.DeleteTask("0")
+	for token, want := range map[string]string{"a": "2", "b": "1", "": "", "c": ""} {
+		got := ""
+		for _, task := range f.OfToken(token) {
+			got += task.ID
+		}
+		if got != want {
+			t.Errorf("of token %q: %q, want %q", token, got, want)
+		}
+	}
+}

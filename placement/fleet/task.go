@@ -39,6 +39,9 @@ func (f *Fleet) Pending() []*Task { return aged(f.pending) }
 // Successors returns the tasks that were started in a task's place, oldest first.
 func (f *Fleet) Successors(task string) []*Task { return aged(f.successors[task]) }
 
+// OfToken returns the tasks that were started with a client token, oldest first.
+func (f *Fleet) OfToken(token string) []*Task { return aged(f.ofToken[token]) }
+
 // PutTask adds or replaces a task.
 func (f *Fleet) PutTask(t *Task) {
 	was := f.tasks[t.ID]
@@ -70,6 +73,9 @@ func (f *Fleet) setTask(t *Task) {
 	if t.Replaces != "" {
 		into(f.successors, t.Replaces, t)
 	}
+	if t.ClientToken != "" {
+		into(f.ofToken, t.ClientToken, t)
+	}
 	switch {
 	case t.LastStatus == api.StatusStopped:
 	case t.Instance != "":
@@ -84,6 +90,7 @@ func (f *Fleet) unindex(t *Task) {
 	outOf(f.ofService, t.Service, t)
 	outOf(f.successors, t.Replaces, t)
 	outOf(f.onInstance, t.Instance, t)
+	outOf(f.ofToken, t.ClientToken, t)
 	delete(f.pending, t.ID)
 	f.stale(t.Instance)
 }
