@@ -10,8 +10,9 @@ import (
 
 // Look is a service of the fleet as Step takes it. There has to be one of that name.
 func Look(f *fleet.Fleet, name string, now time.Time) Input {
-	in := Input{Service: *f.Service(name), Now: now}
-	for _, t := range f.TasksOf(name) {
+	tasks := f.TasksOf(name)
+	in := Input{Service: *f.Service(name), Now: now, Tasks: make([]Task, 0, len(tasks))}
+	for _, t := range tasks {
 		in.Tasks = append(in.Tasks, View(f, t))
 	}
 	return in
