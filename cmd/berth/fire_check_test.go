@@ -33,10 +33,11 @@ const theServer = "server"
 
 // How long what is allowed for a while is allowed.
 const (
-	faultExcuses = 90 * time.Second // a fault may end containers and daemons of its GPU
-	startWindow  = 30 * time.Second // between the gate and Docker's start, on a busy machine
-	foundWithin  = 30 * time.Second // a process past MPS is found, and its container ended
-	settleTime   = 45 * time.Second // an end has its reason at the server by then, two copies are one
+	faultExcuses = 90 * time.Second        // a fault may end containers and daemons of its GPU
+	startWindow  = 30 * time.Second        // between the gate and Docker's start, on a busy machine
+	foundWithin  = 30 * time.Second        // a process past MPS is found, and its container ended
+	keptStopped  = time.Hour - time.Minute // the server keeps a stopped task an hour
+	settleTime   = 45 * time.Second        // an end has its reason at the server by then, two copies are one
 )
 
 // witness checks invariants 1 to 6 over samples and notes, in order of time. It is pure:
@@ -49,6 +50,7 @@ type witness struct {
 	faults     map[string]time.Time // by GPU: when it was hurt last
 	hurt       map[string]time.Time // by instance: when one of its GPUs was
 	down       map[string]time.Time // who is away, since when
+	up         map[string]time.Time // who was away, when that was over
 	away       map[string]time.Time // who was away for longer than lost, until when (zero: still)
 	changed    map[string]time.Time // by service or task
 	accepted   map[string]time.Time // by task
@@ -61,11 +63,13 @@ type witness struct {
 	beforeAt   time.Time
 	ended      []seenEnd
 	tasks      map[string]api.Task // as the server said last
+	term       uint64              // its
 	answered   time.Time           // when that was
 	owner      map[string]string   // by container: its task at the server, once it was shown
 	twice      map[string]time.Time
 	past       map[procKey]time.Time // processes past MPS, since when
 	started    map[string]string     // by container: Docker's StartedAt
+	said       map[string]time.Time
 	samples    int
 	longest    time.Duration // between two samples
 	answers    int
@@ -78,9 +82,9 @@ type seenEnd struct {
 
 func newWitness(lost time.Duration) *witness {
 	return &witness{lost: lost, total: map[string]int64{}, home: map[string]string{}, faults: map[string]time.Time{}, hurt: map[string]time.Time{},
-		down: map[string]time.Time{}, away: map[string]time.Time{}, changed: map[string]time.Time{}, accepted: map[string]time.Time{},
+		down: map[string]time.Time{}, up: map[string]time.Time{}, away: map[string]time.Time{}, changed: map[string]time.Time{}, accepted: map[string]time.Time{},
 		daemons: map[string]procKey{}, daemonSeen: map[string]time.Time{}, ending: map[string]bool{}, leaving: map[string]time.Time{}, main: map[string]procKey{},
-		before: map[string]seenContainer{}, tasks: map[string]api.Task{}, owner: map[string]string{}, twice: map[string]time.Time{}, past: map[procKey]time.Time{}, started: map[string]string{}}
+		before: map[string]seenContainer{}, tasks: map[string]api.Task{}, owner: map[string]string{}, twice: map[string]time.Time{}, past: map[procKey]time.Time{}, said: map[string]time.Time{}, started: map[string]string{}}
 }
 
 func (w *witness) note(n note) {
@@ -97,6 +101,7 @@ func (w *witness) note(n note) {
 			w.away[n.who] = n.at
 		}
 		delete(w.down, n.who)
+		w.up[n.who] = n.at
 	case noteAccepted:
 		w.accepted[n.who] = n.at
 	case noteChanged:
@@ -106,7 +111,13 @@ func (w *witness) note(n note) {
 
 // see takes one sample and says what it violates.
 func (w *witness) see(s sample) (bad []string) {
-	say := func(format string, args ...any) { bad = append(bad, fmt.Sprintf(format, args...)) }
+	say := func(format string, args ...any) { // once, though it lasts
+		text := fmt.Sprintf(format, args...)
+		if key := text[:min(len(text), 60)]; s.At.Sub(w.said[key]) > time.Minute {
+			w.said[key] = s.At
+			bad = append(bad, text)
+		}
+	}
 	w.samples++
 	if !w.beforeAt.IsZero() {
 		w.longest = max(w.longest, s.At.Sub(w.beforeAt))
@@ -139,7 +150,8 @@ func (w *witness) seeMachines(s sample, say sayer) {
 		for _, g := range m.GPUs {
 			w.home[g] = m.ID
 		}
-		if m.PID != 0 && !m.Alive && !m.Ending && w.down[m.ID].IsZero() {
+		// A sample may come later than the word that the agent is up again.
+		if m.PID != 0 && !m.Alive && !m.Ending && w.down[m.ID].IsZero() && s.At.After(w.up[m.ID]) {
 			say("5: the agent of %s (pid %d) has ended, and nobody killed it", m.ID, m.PID)
 		}
 	}
@@ -247,6 +259,16 @@ func (w *witness) seeServer(s sample, say sayer) {
 			if sums[g] += cap; w.total[g] > 0 && sums[g] > w.total[g] {
 				say("1: the server has %d MiB of tasks on GPU %s, which gives %d", sums[g], g, w.total[g])
 			}
+		}
+	}
+	if a.Term < w.term {
+		say("4: the server's term was %d and is %d", w.term, a.Term)
+	}
+	w.term = a.Term
+	for id, t := range w.tasks { // what stopped an hour ago may go
+		if _, there := now[id]; !there && t.StoppedAt != nil && a.To.Sub(*t.StoppedAt) > keptStopped {
+			delete(w.accepted, id)
+			delete(w.tasks, id)
 		}
 	}
 	for id, at := range w.accepted {
@@ -473,8 +495,9 @@ func (w *witness) settle(now time.Time, say sayer) {
 		t := w.tasks[w.owner[e.c.ID]]
 		service := strings.TrimPrefix(t.Group, "service:")
 		asked := func(who string) bool { at, ok := w.changed[who]; return ok && at.Before(e.at) }
+		byService := t.ID == "" || t.StopCode == api.StopServiceScheduler
 		switch {
-		case asked(t.ID) || asked(service), strings.HasPrefix(e.c.Family, "brief-"): // that one ends by itself
+		case asked(lineOf(w.tasks, t)) || byService && asked(service), strings.HasPrefix(e.c.Family, "brief-"): // that one ends by itself
 			return true
 		case w.excused(e.c.GPUs, e.c.Instance, e.at):
 			return true

@@ -131,24 +131,31 @@ func (l *fireLoad) run(ctx context.Context, reschedule bool, definition json.Raw
 	return nil
 }
 
-// stop ends one of the standalone tasks, and whatever took its place.
+// stop ends one of the standalone tasks, and whatever takes its place meanwhile.
 func (l *fireLoad) stop(ctx context.Context) error {
 	i := l.random.IntN(len(l.alone))
 	id := l.alone[i]
 	l.alone = slices.Delete(l.alone, i, i+1)
-	var all []api.Task
-	if err := l.sure(ctx, "GET", api.PathTasks+"?line="+id, nil, &all); err != nil {
-		return err
-	}
-	var failed error
-	for _, t := range all {
-		if t.DesiredStatus == api.StatusStopped {
-			continue
+	l.note(noteChanged, id)
+	for {
+		var all []api.Task
+		if err := l.sure(ctx, "GET", api.PathTasks+"?line="+id, nil, &all); err != nil {
+			return err
 		}
-		l.note(noteChanged, t.ID)
-		failed = errors.Join(failed, l.sure(ctx, "POST", strings.Replace(api.PathStop, "{id}", t.ID, 1), struct{}{}, nil))
+		left := false
+		for _, t := range all {
+			if t.LastStatus == api.StatusStopped {
+				continue
+			}
+			left = left || t.DesiredStatus == api.StatusRunning
+			if err := l.sure(ctx, "POST", strings.Replace(api.PathStop, "{id}", t.ID, 1), struct{}{}, nil); err != nil {
+				return err
+			}
+		}
+		if !left {
+			return nil
+		}
 	}
-	return failed
 }
 
 // rest stops all standalone tasks, for the end.

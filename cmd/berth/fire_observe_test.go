@@ -377,9 +377,10 @@ func procStart(pid int) (start uint64, comm string, alive bool) {
 	return start, stat[open+1 : end], err == nil
 }
 
-// askServer asks the server again and again. While it does not answer, samples have none.
+// askServer asks the server again and again, half of the time at most. While it does not
+// answer, samples have none.
 func (o *observer) askServer(c *http.Client) {
-	for tick := time.NewTicker(50 * time.Millisecond); ; <-tick.C {
+	for took := time.Duration(0); ; <-time.After(max(took, 50*time.Millisecond)) {
 		a := &seenServer{From: time.Now()}
 		var about api.Server
 		err := fetch(c, api.PathServer, &about)
@@ -392,7 +393,8 @@ func (o *observer) askServer(c *http.Client) {
 		if err == nil {
 			err = fetch(c, api.PathTasks, &a.Tasks)
 		}
-		if a.Term, a.To = about.Term, time.Now(); err == nil {
+		a.Term, a.To = about.Term, time.Now()
+		if took = a.To.Sub(a.From); err == nil {
 			o.mu.Lock()
 			o.answer = a
 			o.mu.Unlock()

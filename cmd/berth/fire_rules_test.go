@@ -178,6 +178,16 @@ func TestWitness(t *testing.T) {
 		{"4: an accepted task is not there", func(s *scene) { s.note(noteAccepted, "lost"); s.step(1) }, "4: task lost was accepted"},
 		{"4: a task is forgotten", func(s *scene) { s.next.Server.Tasks = s.next.Server.Tasks[1:]; s.step(1) }, "4: the server has forgotten task a"},
 		{"4: no answer is no loss", func(s *scene) { s.note(noteAccepted, "later"); s.next.Server = nil; s.pass(time.Minute) }, ""},
+		{"4: what stopped an hour ago may go", func(s *scene) {
+			long := s.now.Add(-2 * time.Hour)
+			s.next.Server.Tasks = append(s.next.Server.Tasks, api.Task{ID: "old", Family: "web-10000", Instance: "m", Generation: 1, LastStatus: api.StatusStopped,
+				StopCode: api.StopUserInitiated, StoppedReason: "asked for", StoppedAt: &long})
+			s.note(noteAccepted, "old")
+			s.step(2)
+			s.next.Server.Tasks = s.next.Server.Tasks[:3]
+			s.step(1)
+		}, ""},
+		{"4: a term goes back", func(s *scene) { s.next.Server.Term = 7; s.step(1); s.next.Server.Term = 6; s.step(1) }, "4: the server's term was 7 and is 6"},
 		{"4: a generation changes", func(s *scene) { s.at("a").Generation = 7; s.step(1) }, "4: task a had generation 1 and has 7"},
 		{"4: a stopped task wakes", func(s *scene) {
 			s.stopped("a", api.StopUserInitiated)

@@ -70,6 +70,7 @@ func TestUnderFire(t *testing.T) {
 		<-time.After(time.Duration(random.IntN(1500)) * time.Millisecond) // the random moment
 		if err := f.strike(n, random); err != nil {
 			t.Errorf("moment %d: %v", n, err)
+			end()
 			break
 		}
 		if dead := decoysLeft(); len(dead) > 0 {
@@ -84,6 +85,10 @@ func TestUnderFire(t *testing.T) {
 	owned.Wait()
 	if loadFailed != nil {
 		t.Errorf("the workload: %v", loadFailed)
+	}
+	if err := f.serverLives(); err != nil {
+		f.tell()
+		t.Fatal(err)
 	}
 
 	// In the end all is as it was asked for.
@@ -106,13 +111,18 @@ func TestUnderFire(t *testing.T) {
 	w := f.witness
 	t.Logf("%d samples, %d answers of the server in them; the longest time between two samples was %s", w.samples, w.answers, w.longest.Round(time.Millisecond))
 	f.mu.Unlock()
+	f.tell()
 	f.ends(t)
+}
+
+// tell says what the witness has found.
+func (f *fireSystem) tell() {
 	for i, b := range f.failures() {
 		if i == 30 {
-			t.Errorf("and %d more", len(f.failures())-i)
+			f.t.Errorf("and %d more", len(f.failures())-i)
 			break
 		}
-		t.Error(b)
+		f.t.Error(b)
 	}
 }
 
