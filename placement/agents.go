@@ -8,6 +8,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -30,6 +31,7 @@ type connection struct {
 	waits    map[string]string    // by task: what it waits for, as its agent says
 	revision uint64               // of the orders sent last on this stream
 	sent     map[string]sentOrder // what they were
+	over     map[string]bool      // tasks that the agent has and has not stopped, and that hold nothing here any more
 }
 
 type sentOrder struct {
@@ -40,7 +42,12 @@ type sentOrder struct {
 // hello answers an agent that wants to speak for an instance. It is called on the
 // stream's own goroutine.
 func (s *Server) hello(ctx context.Context, h *agentpb.Hello, session uint64) *agentpb.Refusal {
-	refusal, err := call(ctx, s, func(l *leader) (*agentpb.Refusal, error) { return l.hello(h, session), nil })
+	refusal, err := call(ctx, s, func(l *leader) (*agentpb.Refusal, error) {
+		if ctx.Err() != nil {
+			return nil, ctx.Err() // its stream is over already, and nobody will say so
+		}
+		return l.hello(h, session), nil
+	})
 	if err != nil {
 		return &agentpb.Refusal{Code: agentpb.Refusal_NOT_LEADER, Says: err.Error()}
 	}
@@ -56,12 +63,16 @@ func (l *leader) hello(h *agentpb.Hello, session uint64) *agentpb.Refusal {
 		return &agentpb.Refusal{Code: agentpb.Refusal_RETIRED, Says: why}
 	}
 	c := l.agents[h.Instance]
+	if in := l.fleet.Instance(h.Instance); c == nil && in != nil && in.AgentID != h.AgentId && l.mono.Sub(l.began) < l.settings.Agents.Lease {
+		return &agentpb.Refusal{Code: agentpb.Refusal_NAME_IN_USE, Says: fmt.Sprintf("another agent spoke for instance %s before this server led, and may be back within the lease: "+
+			"if that one is gone for good, this one is taken then; otherwise give each machine a name of its own (instance in the agent's settings)", h.Instance)}
+	}
 	if c == nil {
 		c = &connection{}
 		l.agents[h.Instance] = c
 	}
 	c.session, c.agentID, c.heard, c.full = session, h.AgentId, l.mono, false
-	c.known, c.waits, c.sent, c.revision = map[string]uint64{}, map[string]string{}, nil, 0
+	c.known, c.waits, c.over, c.sent, c.revision = map[string]uint64{}, map[string]string{}, map[string]bool{}, nil, 0
 	return nil
 }
 
@@ -121,9 +132,25 @@ func decodeReport(r *agentpb.Report) report {
 			out.bad = append(out.bad, fmt.Errorf("tasks[%d]: %w", i, err))
 			continue
 		}
+		t.StoppedReason, t.Reason = bounded(t.StoppedReason), bounded(t.Reason)
+		for k := range t.Containers {
+			t.Containers[k].Reason = bounded(t.Containers[k].Reason)
+		}
 		out.tasks = append(out.tasks, t)
 	}
 	return out
+}
+
+// mostWords is how many bytes are kept of one sentence of an agent. Some come from
+// Docker and from drivers, and what one machine says must not be more than the store
+// takes.
+const mostWords = 1024
+
+func bounded(text string) string {
+	if len(text) <= mostWords {
+		return text
+	}
+	return strings.ToValidUTF8(text[:mostWords], "") + "..."
 }
 
 func (l *leader) disconnected(instance string, session uint64, why error) {
@@ -131,11 +158,13 @@ func (l *leader) disconnected(instance string, session uint64, why error) {
 	if c == nil || c.session != session {
 		return
 	}
-	c.session = 0
-	if l.fleet.Instance(instance) != nil {
-		l.present(instance)
-		l.say("instance", instance, instance, "", "its agent's stream ended: %v", why)
+	if l.fleet.Instance(instance) == nil {
+		delete(l.agents, instance) // it never showed itself: a name, and nothing else
+		return
 	}
+	c.session = 0
+	l.present(instance)
+	l.say("instance", instance, instance, "", "its agent's stream ended: %v", why)
 }
 
 // reported takes a report of an agent.
@@ -163,7 +192,6 @@ func (l *leader) reported(instance string, session uint64, r report) {
 	}
 	if r.full {
 		c.full = true
-		l.present(instance)
 		l.touched.orders[instance], l.touched.place = true, true
 	}
 	for i := range r.tasks {
@@ -172,6 +200,13 @@ func (l *leader) reported(instance string, session uint64, r report) {
 	}
 	for _, name := range r.forgotten {
 		delete(c.known, name)
+		delete(c.over, name)
+	}
+	if r.full && len(c.over) > 0 {
+		l.say("instance", instance, instance, "", "%s that counted as stopped still run there: nothing is placed on it until they have", count(len(c.over), "task"))
+	}
+	if r.full || len(r.tasks)+len(r.forgotten) > 0 {
+		l.present(instance)
 	}
 	for _, f := range r.refused {
 		t := l.fleet.Task(f.Name)
@@ -179,7 +214,7 @@ func (l *leader) reported(instance string, session uint64, r report) {
 			continue
 		}
 		next := *t
-		l.stopTask(&next, api.StopTaskFailedToStart, fmt.Sprintf("refused by the agent of %s: %s", instance, f.Why))
+		l.stopTask(&next, api.StopTaskFailedToStart, fmt.Sprintf("refused by the agent of %s: %s", instance, bounded(f.Why)))
 		l.stopped(&next)
 	}
 	l.heardAgain(in.ID)
@@ -197,7 +232,7 @@ func (l *leader) register(id string, c *connection, v *api.Instance) {
 	next.GPUs = nil
 	for _, g := range v.GPUs {
 		next.GPUs = append(next.GPUs, fleet.GPU{ID: g.ID, Index: g.Index, Name: g.Name, TotalMiB: g.TotalMemoryInMiB, MaxClients: g.MaxClients,
-			NoSharing: g.NoSharing, Standing: g.Standing, StandingReason: g.StandingReason})
+			NoSharing: g.NoSharing, Standing: g.Standing, StandingReason: bounded(g.StandingReason)})
 	}
 	if old != nil && reflect.DeepEqual(*old, next) {
 		return
@@ -238,8 +273,12 @@ func (l *leader) register(id string, c *connection, v *api.Instance) {
 // sawTask takes an agent's word on one task.
 func (l *leader) sawTask(instance string, c *connection, v *api.Task) {
 	delete(c.waits, v.Name)
+	delete(c.over, v.Name)
 	t := l.fleet.Task(v.Name)
 	if t == nil || t.Instance != instance || t.Generation != v.Generation || t.LastStatus == api.StatusStopped {
+		if v.LastStatus != api.StatusStopped {
+			c.over[v.Name] = true
+		}
 		return // not ours, or over: the orders do not have it, and the agent stops it
 	}
 	if v.Reason != "" {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/berth-gpu/berth/api"
 	"github.com/berth-gpu/berth/config"
+	"github.com/berth-gpu/berth/placement/agentapi/agentapitest"
 	"github.com/berth-gpu/berth/placement/fleet"
 	"github.com/berth-gpu/berth/placement/store"
 )
@@ -174,5 +175,73 @@ func TestForgotten(t *testing.T) {
 	}
 	if v := reaches(t, r.client, id, api.StatusStopped); v.StopCode != api.StopEssentialExited {
 		t.Errorf("%+v", v)
+	}
+}
+
+// TestGivenUp: what an agent that was given up still runs when it returns holds its place
+// until it has stopped.
+func TestGivenUp(t *testing.T) {
+	t.Parallel()
+	r, w := serve(t, settings(t)), newWorld(t)
+	m := join(t, w, r, "m1", 1, 80000)
+	id := run(t, r.client, api.RunTask{Definition: shared("job", 50000), Reschedule: true})[0]
+	reaches(t, r.client, id, api.StatusRunning)
+	m.setUp(false)
+	m.setSlow(true)
+	until(t, "its stream is gone", func() bool { return !instance(t, r.client, "m1").Connected })
+	ask[struct{}](t, r.client, "DELETE", at(api.PathInstance, "m1")+"?force=1", nil)
+	m.setUp(true)
+	until(t, "it is told to stop it", func() bool { return m.has(id) == api.StatusDeactivating })
+	if v := successor(t, r.client, id); v.Instance != "" {
+		t.Errorf("placed where the old one is: %+v", v)
+	}
+	m.setSlow(false)
+	reaches(t, r.client, successor(t, r.client, id).ID, api.StatusRunning)
+	sound(t, r)
+}
+
+// TestNameAfterRestart: whose a machine's name is outlives the server.
+func TestNameAfterRestart(t *testing.T) {
+	t.Parallel()
+	s := settings(t)
+	r, w := serve(t, s), newWorld(t)
+	m := join(t, w, r, "m1", 1, 80000)
+	id := run(t, r.client, api.RunTask{Definition: shared("job", 10000)})[0]
+	reaches(t, r.client, id, api.StatusRunning)
+	m.setUp(false)
+	r.stop(t)
+	r = serve(t, s)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	_, err := agentapitest.Dial(ctx, s.Agents.Listen, agentapitest.Hello("test", "m1", "a stranger"))
+	if err == nil || !strings.HasPrefix(err.Error(), "NAME_IN_USE: another agent spoke for instance m1") {
+		t.Errorf("a stranger: %v", err)
+	}
+	m.setUp(true)
+	until(t, "the machine is back", func() bool { return instance(t, r.client, "m1").Connected })
+	if v := task(t, r.client, id); v.LastStatus != api.StatusRunning {
+		t.Errorf("%+v", v)
+	}
+}
+
+// TestLongWords: an agent's sentences are stored up to a limit.
+func TestLongWords(t *testing.T) {
+	t.Parallel()
+	r, w := serve(t, settings(t)), newWorld(t)
+	m := join(t, w, r, "m1", 1, 80000)
+	ids := run(t, r.client, api.RunTask{Definition: shared("job", 1000), Count: 20})
+	long := strings.Repeat("\u00e9", 500_000)
+	for _, id := range ids {
+		reaches(t, r.client, id, api.StatusRunning)
+		m.do(id, func(c *copy) {
+			m.stops(c, 1)
+			c.StopCode, c.StoppedReason, c.Containers[0].Reason = api.StopEssentialExited, long, long
+		})
+	}
+	for _, id := range ids {
+		v := reaches(t, r.client, id, api.StatusStopped)
+		if n := len(v.StoppedReason); n > 1100 || !strings.HasSuffix(v.StoppedReason, "\u00e9...") || len(v.Containers[0].Reason) != n {
+			t.Errorf("%d bytes", n)
+		}
 	}
 }

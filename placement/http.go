@@ -185,11 +185,12 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 	type page struct {
 		events []api.Event
 		more   <-chan struct{}
+		ended  <-chan struct{} // of the term that more is of
 	}
 	started, follow := false, q.Get("follow") == "1"
 	for {
 		p, err := call(r.Context(), s, func(l *leader) (page, error) {
-			p := page{events: l.events.after(seq)}
+			p := page{events: l.events.after(seq), ended: l.ended}
 			if follow {
 				p.more = l.events.more()
 			}
@@ -216,13 +217,9 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		http.NewResponseController(w).Flush()
-		l := s.leader.Load()
-		if l == nil {
-			return
-		}
 		select {
 		case <-p.more:
-		case <-l.ended:
+		case <-p.ended:
 			return
 		case <-r.Context().Done():
 			return

@@ -191,14 +191,14 @@ func (l *leader) observe(r *replace.Replacement) replace.Observation {
 }
 
 // present tells the fleet whether tasks may be placed on an instance: its agent is
-// connected, and it is no newcomer that has yet to prove itself, which may be
+// connected and has stopped what counts as stopped, and it is no newcomer that has yet to prove itself, which may be
 // terminated with all that is on it.
 func (l *leader) present(id string) {
 	awaited := false
 	for _, r := range l.replacements {
 		awaited = awaited || newcomer(r) == id && (r.State == replace.Launch || r.State == replace.Join || r.State == replace.Discard)
 	}
-	if now := l.connected(id) && !awaited; now != l.fleet.Connected(id) {
+	if now := l.connected(id) && !awaited && len(l.agents[id].over) == 0; now != l.fleet.Connected(id) {
 		l.fleet.SetPresence(id, now)
 		l.touched.place = true
 	}
