@@ -39,7 +39,7 @@ func TestEvents(t *testing.T) {
 	m.standing(0, api.GPUClosed, "its daemon is being restarted")
 	m.exits(id, 0)
 	reaches(t, r.client, id, api.StatusStopped)
-	want := []string{"joined: 1 GPUs, agent test", "accepted: job:1", "placed on m1, GPU GPU-m1-0 (generation 1)", "RUNNING on m1",
+	want := []string{"joined: 1 GPU, agent test", "accepted: job:1", "placed on m1, GPU GPU-m1-0 (generation 1)", "RUNNING on m1",
 		"GPU 0 is CLOSED: its daemon is being restarted", "STOPPED: EssentialContainerExited: Essential container in task exited"}
 	var first []api.Event
 	until(t, "every event is there", func() bool { first = events(t, r.client); return len(first) >= len(want) })
