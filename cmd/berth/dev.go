@@ -138,11 +138,18 @@ func (a *app) dev(ctx context.Context, d devSystem) error {
 	}
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	wait := runServer(running, server)
+	ctx, over := context.WithCancelCause(ctx)
+	defer over(nil)
+	ended := make(chan error, 1)
+	go func() {
+		err := server.Run(running)
+		over(errors.New("the server has ended")) // by itself, it may be: nothing is waited for then
+		ended <- err
+	}()
 	a.socket = settings.Socket
 	if err := a.devMachines(ctx, d, machines, log); err != nil && ctx.Err() == nil {
 		stop()
-		return errors.Join(err, wait())
+		return errors.Join(err, <-ended)
 	}
 	if ctx.Err() == nil {
 		fmt.Fprintf(a.out, "ready: berth ps, run, service, instances, top, drain, events... (socket %s, log %s/server.log)\n", settings.Socket, d.dir)
@@ -150,7 +157,7 @@ func (a *app) dev(ctx context.Context, d devSystem) error {
 	}
 	<-ctx.Done()
 	stop()
-	if err := wait(); err != nil {
+	if err := <-ended; err != nil {
 		return err
 	}
 	if !interrupted(ctx) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -79,11 +78,4 @@ func openDev(s *config.Server, agentSettings map[string]any, log *zap.Logger) (*
 	}
 	return dev.Open(dev.Options{Dir: s.Dev.Dir, RunDir: filepath.Dir(s.Socket), Berth: exe, Agent: agent, GPUs: s.Dev.GPUs, GPUMemoryMiB: s.Dev.GPUMemoryMiB,
 		Server: s.Agents.Listen, Cluster: s.Cluster, Settings: agentSettings, Log: log})
-}
-
-// runServer runs a server in the background; wait returns how it ended.
-func runServer(ctx context.Context, s *placement.Server) (wait func() error) {
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	return func() error { return <-ended }
 }
