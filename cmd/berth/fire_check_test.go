@@ -62,11 +62,12 @@ type witness struct {
 	before     map[string]seenContainer
 	beforeAt   time.Time
 	ended      []seenEnd
-	tasks      map[string]api.Task // as the server said last
-	term       uint64              // its
-	answered   time.Time           // when that was
-	owner      map[string]string   // by container: its task at the server, once it was shown
-	twice      map[string]time.Time
+	tasks      map[string]api.Task   // as the server said last
+	term       uint64                // its
+	answered   time.Time             // when that was
+	owner      map[string]string     // by container: its task at the server, once it was shown
+	twice      map[string]time.Time  // by task: since when it runs beside the one whose place it takes
+	desired    map[string]int        // by service, as the server said last
 	past       map[procKey]time.Time // processes past MPS, since when
 	started    map[string]string     // by container: Docker's StartedAt
 	said       map[string]time.Time
@@ -84,7 +85,7 @@ func newWitness(lost time.Duration) *witness {
 	return &witness{lost: lost, total: map[string]int64{}, home: map[string]string{}, faults: map[string]time.Time{}, hurt: map[string]time.Time{},
 		down: map[string]time.Time{}, up: map[string]time.Time{}, away: map[string]time.Time{}, changed: map[string]time.Time{}, accepted: map[string]time.Time{},
 		daemons: map[string]procKey{}, daemonSeen: map[string]time.Time{}, ending: map[string]bool{}, leaving: map[string]time.Time{}, main: map[string]procKey{},
-		before: map[string]seenContainer{}, tasks: map[string]api.Task{}, owner: map[string]string{}, twice: map[string]time.Time{}, past: map[procKey]time.Time{}, said: map[string]time.Time{}, started: map[string]string{}}
+		before: map[string]seenContainer{}, tasks: map[string]api.Task{}, owner: map[string]string{}, twice: map[string]time.Time{}, past: map[procKey]time.Time{}, said: map[string]time.Time{}, desired: map[string]int{}, started: map[string]string{}}
 }
 
 func (w *witness) note(n note) {
@@ -211,7 +212,6 @@ func (w *witness) seeServer(s sample, say sayer) {
 	}
 	now := map[string]api.Task{}
 	sums, modes := map[string]int64{}, map[string]string{}
-	running := map[string][]api.Task{} // by the first task of their line
 	for _, t := range a.Tasks {
 		now[t.ID] = t
 		for _, c := range t.Containers {
@@ -238,10 +238,6 @@ func (w *witness) seeServer(s sample, say sayer) {
 			say("4: task %s waits without a reason", t.ID)
 		case t.Instance != "" && t.Generation == 0:
 			say("4: task %s is placed on %s without a generation", t.ID, t.Instance)
-		}
-		if t.LastStatus == api.StatusRunning {
-			first := lineOf(now, t)
-			running[first] = append(running[first], t)
 		}
 		if t.LastStatus == api.StatusStopped {
 			continue
@@ -281,27 +277,49 @@ func (w *witness) seeServer(s sample, say sayer) {
 			say("4: the server has forgotten task %s (%s)", id, t.LastStatus)
 		}
 	}
-	for first := range w.twice {
-		if len(running[first]) < 2 {
-			delete(w.twice, first)
-		}
-	}
-	for first, copies := range running {
-		if len(copies) > 2 {
-			say("4: %d tasks run in the place of %s", len(copies), first)
-		}
-		if len(copies) < 2 {
+	w.seeCopies(a, now, s.At, say)
+	w.tasks, w.answered = now, a.To
+}
+
+// seeCopies: a task and the one that takes its place run together for a while at most,
+// and never a third; no service has more than it may have.
+func (w *witness) seeCopies(a *seenServer, now map[string]api.Task, at time.Time, say sayer) {
+	both := map[string]bool{}
+	of := map[string]int{}
+	for _, t := range now {
+		if t.LastStatus != api.StatusRunning {
 			continue
 		}
-		if w.twice[first].IsZero() {
-			w.twice[first] = s.At
+		of[t.Group]++
+		old, known := now[t.Replaces]
+		if t.Replaces == "" || !known || old.LastStatus != api.StatusRunning {
+			continue
 		}
-		if d := s.At.Sub(w.twice[first]); d > settleTime && w.down[theServer].IsZero() {
-			say("4: for %s two tasks run in the place of %s: %s on %s, %s on %s", d, first, copies[0].ID, copies[0].Instance, copies[1].ID, copies[1].Instance)
-			w.twice[first] = s.At
+		both[t.ID] = true
+		if w.twice[t.ID].IsZero() {
+			w.twice[t.ID] = at
+		}
+		if older, known := now[old.Replaces]; known && older.LastStatus == api.StatusRunning {
+			say("4: three tasks run in one place: %s, %s, %s", older.ID, old.ID, t.ID)
+		}
+		if d := at.Sub(w.twice[t.ID]); d > settleTime && w.down[theServer].IsZero() {
+			say("4: for %s two tasks run in one place: %s on %s, %s on %s", d, old.ID, old.Instance, t.ID, t.Instance)
 		}
 	}
-	w.tasks, w.answered = now, a.To
+	for id := range w.twice {
+		if !both[id] {
+			delete(w.twice, id)
+		}
+	}
+	if a.To.Sub(a.From) > time.Second {
+		return // services and tasks may be of different times
+	}
+	for _, s := range a.Services {
+		if n := of["service:"+s.Name]; n > (max(s.DesiredCount, w.desired[s.Name])*s.MaximumPercent+99)/100 {
+			say("4: %d tasks of service %s run, of %d at %d %%", n, s.Name, s.DesiredCount, s.MaximumPercent)
+		}
+		w.desired[s.Name] = s.DesiredCount
+	}
 }
 
 func (w *witness) wasAway(who string, now time.Time) bool {

@@ -212,6 +212,16 @@ func TestWitness(t *testing.T) {
 			s.at("b2").Replaces = "b"
 			s.pass(settleTime + 3*time.Second)
 		}, "4: for 45"},
+		{"4: three in one place", func(s *scene) {
+			for id, old := range map[string]string{"b2": "b", "b3": "b2"} {
+				s.next.Server.Tasks = append(s.next.Server.Tasks, api.Task{ID: id, Family: "web-100", Instance: "m", Generation: 9, LastStatus: api.StatusRunning, Replaces: old})
+			}
+			s.step(1)
+		}, "4: three tasks run in one place: b, b2, b3"},
+		{"4: a service has too many", func(s *scene) {
+			s.next.Server.Services = []api.Service{{Name: "web", DesiredCount: 2, MaximumPercent: 100}}
+			s.step(1)
+		}, "4: 3 tasks of service web run, of 2 at 100 %"},
 		{"4: two copies for a moment", func(s *scene) {
 			s.task("b2", free1, "web-10000", "service:web", 9)
 			s.next.Procs = append(s.next.Procs, seenProc{PID: 111, Start: 5, Kind: "server", GPU: free1})

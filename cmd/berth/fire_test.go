@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -96,7 +97,7 @@ func TestUnderFire(t *testing.T) {
 		t.Error(err)
 	}
 	settled := time.Now()
-	if !f.until(4*time.Minute, func() bool { return f.unsettled(load) == "" }) {
+	if !f.until(4*time.Minute, func() bool { f.operate(); return f.unsettled(load) == "" }) {
 		t.Errorf("4 minutes after the last moment: %s", f.unsettled(load))
 	}
 	t.Logf("%d moments in %s, all settled %s later; %d tasks accepted", moments, took.Round(time.Second), time.Since(settled).Round(time.Second), load.accepted)
@@ -216,6 +217,23 @@ func (f *fireSystem) counts() string {
 	return ""
 }
 
+// operate does what berth asks of its operator: a replacement that failed, since the
+// newcomer was hurt too, is begun anew.
+func (f *fireSystem) operate() {
+	var all []api.Instance
+	var replacements []api.Replacement
+	if f.ask("GET", api.PathInstances, nil, &all) != nil || f.ask("GET", api.PathReplacements, nil, &replacements) != nil {
+		return
+	}
+	for _, in := range all {
+		i := slices.IndexFunc(replacements, func(r api.Replacement) bool { return r.Instance == in.Name }) // the newest
+		if in.Status == api.InstanceDraining && i >= 0 && replacements[i].State == "FAILED" {
+			f.note("operator", in.Name)
+			f.ask("POST", strings.Replace(api.PathReplace, "{name}", in.Name, 1), struct{}{}, nil)
+		}
+	}
+}
+
 // unsettled says what is not yet as it was asked for.
 func (f *fireSystem) unsettled(l *fireLoad) string {
 	if why := f.counts(); why != "" {
@@ -229,7 +247,7 @@ func (f *fireSystem) unsettled(l *fireLoad) string {
 		return err.Error()
 	}
 	for _, r := range replacements {
-		if r.State != "DONE" {
+		if r.State != "DONE" && r.State != "FAILED" { // a machine of a failed one is there, and not well
 			return fmt.Sprintf("the replacement of %s is in %s: %s %s", r.Instance, r.State, r.Says, r.Held)
 		}
 	}
