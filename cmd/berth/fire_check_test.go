@@ -35,6 +35,7 @@ const theServer = "server"
 const (
 	faultExcuses = 90 * time.Second        // a fault may end containers and daemons of its GPU
 	startWindow  = 30 * time.Second        // between the gate and Docker's start, on a busy machine
+	startSamples = 30                      // of which at least so many samples are
 	foundWithin  = 30 * time.Second        // a process past MPS is found, and its container ended
 	keptStopped  = time.Hour - time.Minute // the server keeps a stopped task an hour
 	settleTime   = 45 * time.Second        // an end has its reason at the server by then, two copies are one
@@ -56,6 +57,7 @@ type witness struct {
 	accepted   map[string]time.Time // by task
 	daemons    map[string]procKey   // by GPU
 	daemonSeen map[string]time.Time // by GPU: when a daemon and a server were there last
+	without    map[string]int       // samples since
 	ending     map[string]bool      // instances that are terminated, or gone
 	leaving    map[string]time.Time // instances that drain, since when
 	main       map[string]procKey   // by container: its process
@@ -84,7 +86,7 @@ type seenEnd struct {
 func newWitness(lost time.Duration) *witness {
 	return &witness{lost: lost, total: map[string]int64{}, home: map[string]string{}, faults: map[string]time.Time{}, hurt: map[string]time.Time{},
 		down: map[string]time.Time{}, up: map[string]time.Time{}, away: map[string]time.Time{}, changed: map[string]time.Time{}, accepted: map[string]time.Time{},
-		daemons: map[string]procKey{}, daemonSeen: map[string]time.Time{}, ending: map[string]bool{}, leaving: map[string]time.Time{}, main: map[string]procKey{},
+		daemons: map[string]procKey{}, daemonSeen: map[string]time.Time{}, without: map[string]int{}, ending: map[string]bool{}, leaving: map[string]time.Time{}, main: map[string]procKey{},
 		before: map[string]seenContainer{}, tasks: map[string]api.Task{}, owner: map[string]string{}, twice: map[string]time.Time{}, past: map[procKey]time.Time{}, said: map[string]time.Time{}, desired: map[string]int{}, started: map[string]string{}}
 }
 
@@ -444,11 +446,11 @@ func (w *witness) seeGPUs(s sample, say sayer) {
 		}
 		if there {
 			w.daemons[g] = now
-			if servers[g] {
-				w.daemonSeen[g] = s.At
-			}
 		} else {
 			delete(w.daemons, g)
+		}
+		if w.without[g]++; there && servers[g] {
+			w.daemonSeen[g], w.without[g] = s.At, 0
 		}
 	}
 }
@@ -483,7 +485,8 @@ func (w *witness) seeContainers(s sample, say sayer) {
 		}
 		_, ran := w.before[c.ID]
 		if !ran {
-			if c.CapMiB > 0 && s.At.Sub(w.daemonSeen[c.GPUs]) > startWindow {
+			// On a machine that stands still, so does the observer: then there are few samples.
+			if c.CapMiB > 0 && s.At.Sub(w.daemonSeen[c.GPUs]) > startWindow && w.without[c.GPUs] > startSamples {
 				say("3: container %.12s (%s) started on GPU %s, which has had no daemon and server since %s", c.ID, c.Family, c.GPUs, w.daemonSeen[c.GPUs].Format(time.StampMilli))
 			}
 		} else if mode, known := s.Modes[c.GPUs]; c.CapMiB > 0 && mains[c.ID] == w.main[c.ID] && (!known || mode != exclusive) && !w.ending[c.Instance] {

@@ -169,7 +169,7 @@ func TestWitness(t *testing.T) {
 		{"3: a cap that is another one", func(s *scene) { s.next.Containers[0].CapMiB = 20000; s.step(1) }, "3: container c-a of family web-10000 has a cap of 20000 MiB"},
 		{"3: two daemons of one GPU", func(s *scene) { s.daemon(shared0, 102); s.step(1) }, "3: two daemons of GPU GPU-0"},
 		{"3: a start without daemon and server", func(s *scene) {
-			s.pass(startWindow + 2*time.Second)
+			s.pass(startWindow + 5*time.Second)
 			s.task("n", free1, "web-10000", "service:web", 9)
 			s.next.Modes[free1] = exclusive
 			s.step(1)

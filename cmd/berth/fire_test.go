@@ -239,8 +239,9 @@ func (f *fireSystem) unsettled(l *fireLoad) string {
 	if why := f.counts(); why != "" {
 		return why
 	}
-	if n := f.joined(); n != fireMachines {
-		return fmt.Sprintf("%d machines are well, want %d", n, fireMachines)
+	// A newcomer that outlived its replacement is one more.
+	if n, all := f.joined(), len(f.ids()); n < fireMachines || n != all {
+		return fmt.Sprintf("%d machines of %d are well, want %d", n, all, fireMachines)
 	}
 	var replacements []api.Replacement
 	if err := f.ask("GET", api.PathReplacements, nil, &replacements); err != nil {
