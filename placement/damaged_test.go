@@ -3,14 +3,19 @@ package placement_test
 import (
 	"context"
 	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/berth-gpu/berth/api"
 	"github.com/berth-gpu/berth/config"
+	"github.com/berth-gpu/berth/placement"
 	"github.com/berth-gpu/berth/placement/agentapi/agentapitest"
 	"github.com/berth-gpu/berth/placement/fleet"
+	"github.com/berth-gpu/berth/placement/replace/dev"
 	"github.com/berth-gpu/berth/placement/store"
 )
 
@@ -244,4 +249,51 @@ func TestLongWords(t *testing.T) {
 			t.Errorf("%d bytes", n)
 		}
 	}
+}
+
+// TestForeignMachine: one that is to be replaced, and that the provider did not make,
+// does not hold up the others.
+func TestForeignMachine(t *testing.T) {
+	t.Parallel()
+	s, dir := settings(t), folder(t)
+	s.Replace.When = config.ReplaceAny
+	p, err := dev.Open(dev.Options{Dir: dir, RunDir: "/run/bf", Berth: "/bin/false", Agent: "/bin/false", Server: s.Agents.Listen})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove("/run/bf") }) // where it is empty
+	made := filepath.Join(dir, "machines", "dev-made")
+	if err := os.MkdirAll(made, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(made, "machine.json"), []byte(`{"id": "dev-made", "token": "made", "mark": "none", "made": true}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	server, err := placement.Open(ctx, s, p, "test", logger())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &running{client: reach(s.Socket), settings: s, server: server, cancel: cancel, ended: make(chan struct{})}
+	go func() {
+		defer close(r.ended)
+		r.err = server.Run(ctx)
+	}()
+	t.Cleanup(func() { r.stop(t) })
+	r.leads(t)
+	w := newWorld(t)
+	foreign := join(t, w, r, "a-foreign", 2, 80000)
+	foreign.standing(0, api.GPUFailed, "a fault")
+	foreign.standing(1, api.GPUFailed, "a fault")
+	said := func() bool {
+		return slices.ContainsFunc(events(t, r.client), func(e api.Event) bool {
+			return e.Subject == "a-foreign" && strings.HasPrefix(e.Says, "a-foreign should be replaced (2 of 2 GPUs failed)")
+		})
+	}
+	until(t, "an operator is told of it", said)
+	join(t, w, r, "dev-made", 2, 80000).standing(0, api.GPUFailed, "a fault")
+	until(t, "the other one is being replaced", func() bool {
+		all := ask[[]api.Replacement](t, r.client, "GET", api.PathReplacements, nil)
+		return len(all) == 1 && all[0].Instance == "dev-made"
+	})
 }

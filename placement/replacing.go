@@ -72,7 +72,7 @@ func (l *leader) replace(ticked bool) {
 }
 
 func (l *leader) beginDue() {
-	in := replace.DueIn{Policy: l.policy, Machines: l.machineStates(), Replacements: l.allReplacements(), Now: l.now}
+	in := replace.DueIn{Policy: l.policy, Machines: l.replaceable(), Replacements: l.allReplacements(), Now: l.now}
 	out := in.Do()
 	if out.Held != l.held || len(out.Begin) > 0 {
 		l.flight.Record("replace.Due", "fleet", in, out)
@@ -82,13 +82,28 @@ func (l *leader) beginDue() {
 	}
 	l.held = out.Held
 	for _, b := range out.Begin {
-		if l.machines.Made(b.Instance) {
-			l.begin(b.Instance, b.Reason, false)
-		} else if l.foreign[b.Instance] != b.Reason {
-			l.foreign[b.Instance] = b.Reason
-			l.say("replacement", b.Instance, b.Instance, "", "%s should be replaced (%s), and the provider did not make it: replace it by hand", b.Instance, b.Reason)
+		l.begin(b.Instance, b.Reason, false)
+	}
+}
+
+// replaceable are the machines as the policy sees them. One that the provider did not
+// make is of the fleet and never due: it must not hold up the others.
+func (l *leader) replaceable() []replace.Machine {
+	all := l.machineStates()
+	for i := range all {
+		m := &all[i]
+		why := replace.Wants(l.policy, *m)
+		if why != "" && !l.machines.Made(m.ID) {
+			m.Usable, m.Lost = m.GPUs, false
+			if l.foreign[m.ID] != why {
+				l.foreign[m.ID] = why
+				l.say("replacement", m.ID, m.ID, "", "%s should be replaced (%s), and the provider did not make it: replace it by hand", m.ID, why)
+			}
+		} else {
+			delete(l.foreign, m.ID)
 		}
 	}
+	return all
 }
 
 func (l *leader) begin(instance, reason string, operator bool) *replace.Replacement {
