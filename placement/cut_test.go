@@ -99,7 +99,8 @@ func (w *wire) mend() {
 	w.open = nil
 }
 
-// programs are berth's, as make build lays them out, and an image with the CUDA client.
+// programs are berth's, as make build lays them out, made once, and the name of an image
+// of the test's own.
 func programs(t *testing.T) (dir, image string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -108,32 +109,44 @@ func programs(t *testing.T) (dir, image string) {
 	if _, err := engine.Get("http://docker/_ping"); err != nil {
 		t.Skip("no Docker engine answers: ", err)
 	}
-	dir = filepath.Join(folder(t), "bin")
-	sim := filepath.Join(dir, "sim")
-	if err := os.MkdirAll(sim, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"berth", "berth-agent"} {
-		if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(dir, name), "github.com/berth-gpu/berth/cmd/"+name).CombinedOutput(); err != nil {
-			t.Fatalf("build %s: %v\n%s", name, err, out)
-		}
-	}
-	if err := mpssim.Build(t.Context(), filepath.Join(sim, "mpssim")); err != nil {
-		t.Fatal(err)
-	}
-	library, err := nvmlsim.BuildCached(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(library)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(sim, "libnvidia-ml.so.1"), text, 0o755)
-	}
+	used.Store(true)
+	dir, err := built()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return dir, "berth-cut-" + short() + ":latest"
 }
+
+var used atomic.Bool // built
+
+// built is the folder of the programs; TestMain removes it.
+var built = sync.OnceValues(func() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "bp-"); err != nil {
+		return "", err
+	}
+	sim := filepath.Join(dir, "sim")
+	if err := os.Mkdir(sim, 0o755); err != nil {
+		return dir, err
+	}
+	for _, name := range []string{"berth", "berth-agent"} {
+		if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(dir, name), "github.com/berth-gpu/berth/cmd/"+name).CombinedOutput(); err != nil {
+			return dir, fmt.Errorf("build %s: %w\n%s", name, err, out)
+		}
+	}
+	ctx := context.Background()
+	if err := mpssim.Build(ctx, filepath.Join(sim, "mpssim")); err != nil {
+		return dir, err
+	}
+	library, err := nvmlsim.BuildCached(ctx)
+	if err != nil {
+		return dir, err
+	}
+	text, err := os.ReadFile(library)
+	if err != nil {
+		return dir, err
+	}
+	return dir, os.WriteFile(filepath.Join(sim, "libnvidia-ml.so.1"), text, 0o755)
+})
 
 func short() string {
 	id := make([]byte, 3)
@@ -184,6 +197,19 @@ func simulated(t *testing.T, programs, image, name, socket string) dev.Machine {
 	return m
 }
 
+func forget(image string) {
+	q, _ := http.NewRequest("DELETE", "http://docker/images/"+image, nil)
+	if res, err := engine.Do(q); err == nil {
+		res.Body.Close()
+	}
+}
+
+// sampleTask is a definition of one container with a cap on a GPU.
+func sampleTask(family, image string) json.RawMessage {
+	return fmt.Appendf(nil, `{"family": %q, "containerDefinitions": [{"name": "main", "image": %q, "entryPoint": ["/bin/cuda-client"], "command": ["sleep", "1h"],
+		"cpu": 16, "memory": 64, "stopTimeout": 2, "resourceRequirements": [{"type": "GPU", "sharingStrategy": {"nvidiaMps": {"memory": 4096}}}]}]}`, family, image)
+}
+
 // containers are those that run on an instance: their names by Docker's id.
 func containers(t testing.TB, instance string) map[string]string {
 	t.Helper()
@@ -231,22 +257,13 @@ func TestCut(t *testing.T) {
 	r := serve(t, s)
 	socket := strings.TrimPrefix(s.Agents.Listen, "unix:")
 	w := lay(t, socket+".wire", socket)
-	t.Cleanup(func() {
-		q, _ := http.NewRequest("DELETE", "http://docker/images/"+image, nil)
-		if res, err := engine.Do(q); err == nil {
-			res.Body.Close()
-		}
-	})
+	t.Cleanup(func() { forget(image) })
 	a := simulated(t, dir, image, "a", socket+".wire").ID
 	until(t, "the first machine has joined", func() bool { return instance(t, r.client, a).Connected })
-	definition := func(family string) json.RawMessage {
-		return fmt.Appendf(nil, `{"family": %q, "containerDefinitions": [{"name": "main", "image": %q, "entryPoint": ["/bin/cuda-client"], "command": ["sleep", "1h"],
-			"cpu": 16, "memory": 64, "stopTimeout": 2, "resourceRequirements": [{"type": "GPU", "sharingStrategy": {"nvidiaMps": {"memory": 4096}}}]}]}`, family, image)
-	}
-	web := api.Service{Name: "web", Definition: definition("web"), DesiredCount: 2, MinimumHealthyPercent: 100, MaximumPercent: 200}
-	one := api.Service{Name: "one", Definition: definition("one"), DesiredCount: 1, MinimumHealthyPercent: 100, MaximumPercent: 200, StopAfterSeconds: 4}
+	web := api.Service{Name: "web", Definition: sampleTask("web", image), DesiredCount: 2, MinimumHealthyPercent: 100, MaximumPercent: 200}
+	one := api.Service{Name: "one", Definition: sampleTask("one", image), DesiredCount: 1, MinimumHealthyPercent: 100, MaximumPercent: 200, StopAfterSeconds: 4}
 	ask[api.Service](t, r.client, "POST", api.PathServices, web)
-	alone := run(t, r.client, api.RunTask{Definition: definition("alone")})[0]
+	alone := run(t, r.client, api.RunTask{Definition: sampleTask("alone", image)})[0]
 	until(t, "all of it runs", func() bool {
 		return service(t, r.client, "web").RunningCount == 2 && task(t, r.client, alone).LastStatus == api.StatusRunning
 	})

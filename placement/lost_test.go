@@ -242,7 +242,7 @@ func TestDeregister(t *testing.T) {
 	}
 	m1.setUp(false)
 	until(t, "its stream is gone", func() bool { return !instance(t, r.client, "m1").Connected })
-	if no := refused(t, r.client, "DELETE", at(api.PathInstance, "m1"), nil); no.status != 409 || !strings.Contains(no.says, "1 tasks are on it") {
+	if no := refused(t, r.client, "DELETE", at(api.PathInstance, "m1"), nil); no.status != 409 || !strings.Contains(no.says, "it has 1 task") {
 		t.Error(no)
 	}
 	ask[struct{}](t, r.client, "DELETE", at(api.PathInstance, "m1")+"?force=1", nil)

@@ -292,6 +292,9 @@ func (l *leader) callProvider() {
 				result.ID, err = m.ID, e
 			case replace.DoFind:
 				m, found, e := l.machines.Find(ctx, a.Token)
+				if found && e == nil && m.PID == 0 { // its making was cut short, with the server that made it: it goes on
+					m, e = l.machines.Launch(ctx, a.Token)
+				}
 				result.ID, result.Found, err = m.ID, found, e
 			case replace.DoTerminate:
 				err = l.machines.Terminate(ctx, a.Instance)

@@ -22,6 +22,7 @@ import (
 	"github.com/berth-gpu/berth/api"
 	"github.com/berth-gpu/berth/config"
 	"github.com/berth-gpu/berth/placement"
+	"github.com/berth-gpu/berth/placement/replace/dev"
 )
 
 // TestMain is also the program that a test kills: a server by itself.
@@ -38,7 +39,12 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "ended:", err)
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if used.Load() {
+		dir, _ := built()
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
 }
 
 // logger writes to stderr where BERTH_TEST_LOG is set.
@@ -97,10 +103,23 @@ func serve(t testing.TB, s *config.Server) *running {
 // follow is serve, without waiting.
 func follow(t testing.TB, s *config.Server) *running {
 	t.Helper()
+	return followOn(t, s, nil)
+}
+
+// serveOn is serve, with a provider of machines.
+func serveOn(t testing.TB, s *config.Server, machines *dev.Provider) *running {
+	t.Helper()
+	r := followOn(t, s, machines)
+	r.leads(t)
+	return r
+}
+
+func followOn(t testing.TB, s *config.Server, machines *dev.Provider) *running {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	opening, stop := context.WithTimeout(ctx, patience)
 	defer stop()
-	server, err := placement.Open(opening, s, nil, "test", logger())
+	server, err := placement.Open(opening, s, machines, "test", logger())
 	if err != nil {
 		cancel()
 		t.Fatal(err)
