@@ -206,8 +206,8 @@ func (l *leader) observe(r *replace.Replacement) replace.Observation {
 }
 
 // present tells the fleet whether tasks may be placed on an instance: its agent is
-// connected and has stopped what counts as stopped, and it is no newcomer that has yet to prove itself, which may be
-// terminated with all that is on it.
+// connected and has stopped what counts as stopped, and it is no newcomer that has yet to
+// prove itself, which may be terminated with all that is on it.
 func (l *leader) present(id string) {
 	awaited := false
 	for _, r := range l.replacements {
@@ -304,7 +304,9 @@ func (l *leader) callProvider() {
 			}
 			select {
 			case l.inbox <- func() {
-				if c := l.calls[id]; c != nil && c.action.Call == a.Call {
+				if r := l.replacements[id]; r == nil || r.Over() {
+					delete(l.calls, id) // nobody waits for it any more
+				} else if c := l.calls[id]; c != nil && c.action.Call == a.Call {
 					c.result = &result
 				}
 			}:
