@@ -21,7 +21,7 @@ import (
 // How often each thing is done. The issue of each number is its spread, so there are
 // enough for a median on a busy machine.
 const (
-	starts  = 10
+	starts  = 15
 	deaths  = 30
 	probes  = 100
 	gpus    = 8
