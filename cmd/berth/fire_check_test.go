@@ -259,10 +259,10 @@ func (w *witness) seeServer(s sample, say sayer) {
 			}
 		}
 	}
-	if a.Term < w.term {
+	if a.Term != 0 && a.Term < w.term { // 0: it did not lead when it was asked first
 		say("4: the server's term was %d and is %d", w.term, a.Term)
 	}
-	w.term = a.Term
+	w.term = max(w.term, a.Term)
 	for id, t := range w.tasks { // what stopped an hour ago may go
 		if _, there := now[id]; !there && t.StoppedAt != nil && a.To.Sub(*t.StoppedAt) > keptStopped {
 			delete(w.accepted, id)
