@@ -55,6 +55,7 @@ func TestReplace(t *testing.T) {
 		}
 		return ids
 	}
+	t.Cleanup(func() { forget(image) })
 	t.Cleanup(func() {
 		ctx, cancel = context.WithTimeout(context.Background(), 90*time.Second)
 		defer cancel()
@@ -68,7 +69,6 @@ func TestReplace(t *testing.T) {
 	if err := p.LoadSample(ctx, image); err != nil {
 		t.Fatal(err)
 	}
-	defer forget(image)
 	old, err := p.Launch(ctx, "old-"+short())
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +97,7 @@ func TestReplace(t *testing.T) {
 		return all[0]
 	}
 	lowest, restarts := 2, 0
-	for deadline := time.Now().Add(time.Minute); state().State != "DONE"; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); state().State != "DONE"; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			said, _ := os.ReadFile(p.LogFile(state().Newcomer))
 			t.Fatalf("it does not end: %+v after %q\n%+v\nits log: %s", state(), states, instance(t, r.client, state().Newcomer), said[max(0, len(said)-4000):])
