@@ -168,7 +168,7 @@ func (a *Agent) listed(list []engine.Container, began uint64) {
 // instance and belongs to no task of it: its record was lost or set aside. It
 // may hold GPU memory that the books do not know.
 func (a *Agent) removeStranger(c engine.Container) {
-	if a.strangers[c.ID] || a.owned == nil {
+	if removing := a.strangers[c.ID]; removing || a.owned == nil {
 		a.listDue = true
 		return
 	}
@@ -180,13 +180,18 @@ func (a *Agent) removeStranger(c engine.Container) {
 		if err == nil {
 			err = a.docker.Remove(a.ctx, c.ID)
 		}
-		if err == nil || errors.Is(err, engine.ErrVanished) {
+		gone := err == nil || errors.Is(err, engine.ErrVanished)
+		if gone {
 			err = a.cgroups.Remove(a.ctx, c.Labels.Task)
 		}
 		if err != nil && a.ctx.Err() == nil {
 			a.log.Warn("cannot remove it, retrying", zap.String("container", c.Name), zap.Error(err))
 		}
-		a.post(func() { delete(a.strangers, c.ID) })
+		a.post(func() {
+			if a.strangers[c.ID] = false; gone { // else it is there still, and tried again
+				delete(a.strangers, c.ID)
+			}
+		})
 	})
 }
 

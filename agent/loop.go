@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -43,7 +44,7 @@ type loop struct {
 	clock     uint64 // counts lists and ended operations, to tell stale lists
 	storeErr  error
 	health    api.Health
-	strangers map[string]bool // containers of ours that no task knows, being removed
+	strangers map[string]bool // containers of ours that no task knows: true while one is being removed
 }
 
 // task is one accepted task in memory.
@@ -311,12 +312,16 @@ func (a *Agent) want(o Order) (map[string]string, error) {
 			a.ordered[w.Name] = w.Generation
 		}
 	}
+	var failed error
 	for _, w := range o.Tasks {
 		why := ""
 		if r, ok := was[w.Name]; ok && r.generation == w.Generation {
 			why = r.why
 		} else {
-			why = a.accept(w, o.Fleet)
+			var err error
+			if why, err = a.accept(w, o.Fleet); err != nil {
+				failed = errors.Join(failed, fmt.Errorf("%s: %w", w.Name, err))
+			}
 		}
 		if why == "" {
 			continue
@@ -327,7 +332,7 @@ func (a *Agent) want(o Order) (map[string]string, error) {
 		}
 	}
 	a.order = o
-	return refused, nil
+	return refused, failed
 }
 
 // refusal is why a start was not taken.
@@ -336,34 +341,35 @@ type refusal struct {
 	why        string
 }
 
-// accept takes one wanted task into the books and the store, or says why not.
-func (a *Agent) accept(w Wanted, fleet bool) string {
+// accept takes one wanted task into the books and the store, or says why not. An
+// error is the store's, and passes.
+func (a *Agent) accept(w Wanted, fleet bool) (why string, err error) {
 	id := taskID(a.settings.Instance, w.Name, w.Generation)
 	if _, known := a.tasks[id]; known {
-		return ""
+		return "", nil
 	}
 	last, err := a.store.LastGeneration(w.Name)
 	if err != nil {
-		return err.Error()
+		return "", err
 	}
 	if fleet {
 		floor, err := a.store.Floor()
 		if err != nil {
-			return err.Error()
+			return "", err
 		}
 		last = max(last, floor)
 	}
 	switch {
 	case w.Generation <= last:
-		return fmt.Sprintf("generation: %d was given, %d has been started already; an older start is refused", w.Generation, last)
+		return fmt.Sprintf("generation: %d was given, %d has been started already; an older start is refused", w.Generation, last), nil
 	case w.Stop != nil:
-		return "stop: the task is to end and was never started here"
+		return "stop: the task is to end and was never started here", nil
 	case len(w.Definition) == 0:
-		return "definition: none was given, and this start is not known here"
+		return "definition: none was given, and this start is not known here", nil
 	}
 	def, err := a.rules.Parse(w.Definition)
 	if err != nil {
-		return err.Error()
+		return err.Error(), nil
 	}
 	t := newTask(state.Task{ID: id, Name: w.Name, Hash: w.Hash, Generation: w.Generation, Definition: w.Definition, GPUs: w.GPUs, Fleet: fleet, StopAfter: w.StopAfter,
 		Desired: api.StatusRunning, Accepted: time.Now()}, def)
@@ -372,20 +378,20 @@ func (a *Agent) accept(w Wanted, fleet bool) string {
 	}
 	l := a.books()
 	if why := l.refuse(t.holding()); why != "" {
-		return why
+		return why, nil
 	}
 	for _, id := range w.GPUs {
 		if u := a.unit(id); t.demand.GPUMemoryMiB > 0 && u.noSharing != "" {
-			return fmt.Sprintf("gpus: %s cannot be shared: %s", id, u.noSharing)
+			return fmt.Sprintf("gpus: %s cannot be shared: %s", id, u.noSharing), nil
 		}
 	}
 	if err := a.store.PutTasks(&t.rec); err != nil {
-		return err.Error()
+		return "", err
 	}
 	t.stored = t.rec
 	a.tasks[id] = t
 	a.log.Info("task accepted", zap.String("task", id), zap.String("name", w.Name), zap.Uint64("generation", w.Generation), zap.Strings("gpus", w.GPUs))
-	return ""
+	return "", nil
 }
 
 func newTask(rec state.Task, def *taskdef.Definition) *task {
@@ -451,6 +457,9 @@ func (a *Agent) enter(t *task, op *operation) error {
 		if u := a.unit(id); u.holder != nil && u.status.State != want {
 			return fmt.Errorf("GPU %s is %s: %s", id, u.status.State, cmp.Or(u.status.Reason, "on its way"))
 		}
+	}
+	if n := len(a.strangers); n > 0 && len(t.rec.GPUs) > 0 {
+		return fmt.Errorf("%d containers that no task knows are being removed first: what they hold of the GPUs is not in the books", n)
 	}
 	op.entered = true
 	return nil
