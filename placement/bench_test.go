@@ -90,10 +90,15 @@ func BenchmarkFleet(b *testing.B) {
 		}
 	}
 	b.Run("Idle", idle)
-	for range 30 {
-		run(b, r.client, api.RunTask{Definition: shared("large", 90000), Count: 100})
+	for i := range 300 {
+		run(b, r.client, api.RunTask{Definition: shared(fmt.Sprintf("large-%d", i), 90000), Count: 10})
 	}
 	b.Run("IdleWith3000Pending", idle)
+	b.Run("RunTaskWith3000Pending", func(b *testing.B) {
+		for b.Loop() {
+			run(b, r.client, api.RunTask{Definition: one})
+		}
+	})
 }
 
 // within is until with a limit of its own.

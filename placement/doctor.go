@@ -53,7 +53,7 @@ func (l *leader) checks() []api.Check {
 	pending := l.fleet.Pending()
 	placed := api.Check{Name: "placement", OK: len(pending) == 0, Warn: true, Says: "every task has a place"}
 	if !placed.OK {
-		placed.Says = fmt.Sprintf("%s without a place; the oldest: %s", count(len(pending), "task"), l.reasons[pending[0].Definition])
+		placed.Says = fmt.Sprintf("%s without a place; the oldest: %s", count(len(pending), "task"), l.whyPending(pending[0]))
 		placed.Do = fmt.Sprintf("berth explain %.12s", pending[0].ID)
 	}
 	replacing := api.Check{Name: "replacement", OK: l.held == "", Warn: true, Says: "nothing holds it up"}

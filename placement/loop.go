@@ -48,7 +48,7 @@ type leader struct {
 	}
 	wakes   map[string]time.Time // by service: when it is to be asked again
 	pruned  time.Time
-	reasons map[string]string // why a pending task was not placed, by definition, of the last pass
+	reasons map[string]string // why a pending task was not placed, by definition, since the last pass
 	changed []store.Op        // besides the fleet's records
 	after   []func()          // run when the round is stored
 	events  eventLog
@@ -60,7 +60,7 @@ func (s *Server) lead(ctx context.Context, term *store.Term) error {
 	defer cancel()
 	var owned sync.WaitGroup
 	l := &leader{Server: s, ctx: ctx, term: term, owned: &owned, inbox: make(chan func(), 1024), ended: make(chan struct{}),
-		began: time.Now(), agents: map[string]*connection{}, replacements: map[string]*replace.Replacement{}, policy: s.policy, calls: map[string]*providerCall{}, foreign: map[string]string{}, wakes: map[string]time.Time{}}
+		began: time.Now(), agents: map[string]*connection{}, replacements: map[string]*replace.Replacement{}, policy: s.policy, calls: map[string]*providerCall{}, foreign: map[string]string{}, wakes: map[string]time.Time{}, reasons: map[string]string{}}
 	if err := l.load(ctx); err != nil {
 		return err
 	}

@@ -226,24 +226,26 @@ func (l *leader) place() {
 		}
 		l.say("task", p.Task.ID, p.Instance, p.Task.Service, "placed on %s (generation %d)", at, p.Task.Generation)
 	}
-	l.reasons = map[string]string{}
-	for _, t := range l.fleet.Pending() {
-		if _, known := l.reasons[t.Definition]; known {
-			continue
-		}
-		l.reasons[t.Definition] = l.whyPending(t)
-	}
+	clear(l.reasons)
 }
 
-// whyPending is one sentence about a task that has no place.
+// whyPending is one sentence about a task that has no place. It is made where somebody
+// asks: it looks at every GPU, and rounds are many.
 func (l *leader) whyPending(t *fleet.Task) string {
+	why, known := l.reasons[t.Definition]
+	if known {
+		return why
+	}
 	e, _ := l.fleet.Explain(t)
 	switch {
 	case e.Machines == 0:
-		return "no machine has joined yet"
+		why = "no machine has joined yet"
 	case len(e.RuledOut) == 0:
-		return "waits to be placed"
+		why = "waits to be placed"
+	default:
+		near := e.RuledOut[0]
+		why = fmt.Sprintf("no machine can take it now; nearest is %s: %s", near.Instance, near.Nearest)
 	}
-	near := e.RuledOut[0]
-	return fmt.Sprintf("no machine can take it now; nearest is %s: %s", near.Instance, near.Nearest)
+	l.reasons[t.Definition] = why
+	return why
 }

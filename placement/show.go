@@ -27,7 +27,7 @@ func (l *leader) showTask(t *fleet.Task) api.Task {
 	case t.Gone:
 		out.Reason = fmt.Sprintf("%s is not heard: it is stopped there when it returns", t.Instance)
 	case t.Instance == "":
-		out.Reason = cmp.Or(l.reasons[t.Definition], "waits to be placed")
+		out.Reason = l.whyPending(t)
 	default:
 		if c := l.agents[t.Instance]; c != nil {
 			out.Reason = c.waits[t.ID]
@@ -163,7 +163,7 @@ func (l *leader) showService(s *fleet.Service) api.Service {
 		case t.LastStatus == api.StatusPending && t.Desired == api.StatusRunning:
 			out.PendingCount++
 			if t.Instance == "" && out.Reason == "" {
-				out.Reason = l.reasons[t.Definition]
+				out.Reason = l.whyPending(t)
 			}
 		}
 	}
