@@ -53,7 +53,7 @@ type witness struct {
 	down       map[string]time.Time // who is away, since when
 	up         map[string]time.Time // who was away, when that was over
 	away       map[string]time.Time // who was away for longer than lost, until when (zero: still)
-	changed    map[string]time.Time // by service or task
+	changed    map[string]time.Time // by service or task, the first time
 	accepted   map[string]time.Time // by task
 	daemons    map[string]procKey   // by GPU
 	daemonSeen map[string]time.Time // by GPU: when a daemon and a server were there last
@@ -108,7 +108,9 @@ func (w *witness) note(n note) {
 	case noteAccepted:
 		w.accepted[n.who] = n.at
 	case noteChanged:
-		w.changed[n.who] = n.at
+		if w.changed[n.who].IsZero() {
+			w.changed[n.who] = n.at
+		}
 	}
 }
 
