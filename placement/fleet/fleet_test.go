@@ -417,3 +417,28 @@ func TestOfToken(t *testing.T) {
 		}
 	}
 }
+
+func TestPendingOfEqualDefinitions(t *testing.T) {
+	f := fleet.New("")
+	join(f, instance("m", 1, 4000))
+	for i, family := range []string{"a", "b", "c"} {
+		f.PutTask(pending(family, register(t, f, shared(family, 4000+500*(i/2), "")), i))
+	}
+	place := func() (placed string) {
+		for _, p := range f.PlacePending(start) {
+			placed += p.Task.ID
+		}
+		return placed
+	}
+	if got := place(); got != "a" {
+		t.Errorf("placed %q, want a", got)
+	}
+	join(f, instance("n", 1, 4000))
+	if got := place(); got != "b" {
+		t.Errorf("placed %q, want b", got)
+	}
+	join(f, instance("o", 1, 5000))
+	if got := place(); got != "c" {
+		t.Errorf("placed %q, want c", got)
+	}
+}

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/berth-gpu/berth/api"
@@ -54,19 +55,29 @@ type Placement struct {
 func (f *Fleet) PlacePending(now time.Time) []Placement {
 	var out []Placement
 	// Placing takes room and gives none, so what did not fit once does not fit later.
-	full := map[string]bool{}
+	full, demands := map[string]bool{}, map[string]bool{}
 	for _, t := range f.Pending() {
 		if full[t.Definition] {
 			continue
 		}
+		if len(demands) > 0 && demands[f.demandKey(t)] {
+			full[t.Definition] = true // another definition, of the same amounts
+			continue
+		}
 		p, ok := f.place(t, now)
 		if !ok {
-			full[t.Definition] = true
+			full[t.Definition], demands[f.demandKey(t)] = true, true
 			continue
 		}
 		out = append(out, p)
 	}
 	return out
+}
+
+// demandKey is the same for two tasks that need the same.
+func (f *Fleet) demandKey(t *Task) string {
+	d, known := f.Demand(t.Definition)
+	return fmt.Sprintf("%+v %t", d, known)
 }
 
 func (f *Fleet) place(t *Task, now time.Time) (Placement, bool) {
