@@ -30,7 +30,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	out := flag.String("out", "docs/performance.md", "where the page goes")
-	idle := flag.Duration("idle", time.Minute, "how long the idle agent is watched")
+	idle := flag.Duration("idle", 30*time.Second, "how long the idle agent is watched")
 	flag.Parse()
 
 	os.Setenv("SAMPLE_EVERY", "10s") // the default: what is measured looks as often as a real machine's agent
@@ -94,6 +94,10 @@ func (m *measure) head() {
 	m.printf("# What has been measured\n\nWritten by `make bench` (scripts/measure); run it again to measure your machine. On simulated GPUs: what a GPU and its\ndriver would take is not in these numbers.\n\n")
 	m.printf("%s, %s, %d cores, Linux %s, Docker %s, %s, berth %s\n\n", time.Now().UTC().Format("2006-01-02"), cpuModel(), runtime.NumCPU(),
 		first("uname", "-r"), dockerVersion(), runtime.Version(), first("git", "describe", "--always", "--dirty"))
+	if text, err := os.ReadFile("/proc/loadavg"); err == nil {
+		load, _, _ := strings.Cut(string(text), " ")
+		m.printf("The load of the machine before it began was %s (the mean of the last minute): above 1 others worked on it too, and the times are theirs as well.\n\n", load)
+	}
 }
 
 // prepare makes a machine of so many GPUs, with no task on it, and starts the agent.

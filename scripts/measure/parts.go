@@ -200,7 +200,7 @@ func (m *measure) idleAgent(ctx context.Context) error {
 	}
 	pid := m.PID()
 	// The start's garbage is collected within two minutes even when nothing is
-	// allocated; half of that is waited for.
+	// allocated; some of that is waited for.
 	if err := pause(ctx, m.idle); err != nil {
 		return err
 	}
