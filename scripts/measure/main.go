@@ -42,11 +42,11 @@ func main() {
 	if err == nil {
 		err = os.WriteFile(*out, []byte(m.page.String()), 0o644)
 	}
+	fmt.Print(m.page.String()) // what there is of it, also after an error
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "measure:", err)
 		os.Exit(1)
 	}
-	fmt.Print(m.page.String())
 	if m.missed > 0 {
 		fmt.Fprintf(os.Stderr, "measure: %d of the goals were missed\n", m.missed)
 		os.Exit(1)
