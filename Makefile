@@ -7,7 +7,7 @@ LDFLAGS := -X main.version=$(VERSION)
 # go-nvml's header declares what NVIDIA has deprecated.
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help run demo test bench lint build generate clean
+.PHONY: help run demo test soak bench lint build generate clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -26,6 +26,10 @@ test: ## run every test under the race detector, and say what was skipped and wh
 	@scripts/setup
 	@scripts/setup oracle
 	@scripts/test
+
+soak: ## berth under fire for an hour or more: 1000 moments, its programs under the race detector
+	@scripts/setup
+	BERTH_FIRE_RACE=1 BERTH_FIRE_MOMENTS=1000 go test -race -count=1 -timeout 4h -run 'TestUnderFire$$' -v ./cmd/berth
 
 bench: ## measure, and write docs/performance.md
 	@scripts/setup

@@ -31,7 +31,10 @@ const (
 	multiUserWindow = time.Second
 )
 
-var errDaemonExited = errors.New("the daemon exited")
+var (
+	errDaemonEnded = errors.New("the daemon ended")
+	errDaemonExit1 = errors.New("the daemon exited")
+)
 
 // start brings up a daemon that carries the id, which the caller has stored. It
 // is ready when the lock and the socket are its own and it answers through
@@ -47,7 +50,7 @@ func (d *daemon) start(ctx context.Context, id string) (p Process, singleUID boo
 	}
 	began := time.Now()
 	p, err = d.startOnce(ctx, id, "-f", multiUserFlag)
-	if !errors.Is(err, errDaemonExited) || time.Since(began) > multiUserWindow {
+	if !errors.Is(err, errDaemonExit1) || time.Since(began) > multiUserWindow {
 		return p, false, err
 	}
 	// R535 exits with 1 for a flag it does not know, and what it prints then is about
@@ -93,7 +96,11 @@ func (d *daemon) startOnce(ctx context.Context, id string, args ...string) (Proc
 		stat, err := readStat(pid)
 		if err != nil || stat.dead() {
 			state, _ := cmd.Process.Wait()
-			return Process{}, fmt.Errorf("%w: %s %s: %v%s", errDaemonExited, controlName, strings.Join(args, " "), state, lastWords(lines.next()))
+			ended := errDaemonEnded // killed, say: that says nothing about its flags
+			if state != nil && state.ExitCode() == 1 {
+				ended = errDaemonExit1
+			}
+			return Process{}, fmt.Errorf("%w: %s %s: %v%s", ended, controlName, strings.Join(args, " "), state, lastWords(lines.next()))
 		}
 		if !linked {
 			if last = d.owned(pid); last == nil {
