@@ -77,12 +77,13 @@ type app struct {
 	poll     time.Duration // how often --wait looks
 
 	serverSocket string // looked for when no socket is named
+	agentSocket  string // then this one
 	socket       string
 	output       string // text or json
 }
 
 func newApp(in *os.File, out, errw io.Writer, getenv func(string) string) *app {
-	return &app{in: in, out: out, err: errw, getenv: getenv, now: time.Now, poll: lookEvery, serverSocket: serverSocket}
+	return &app{in: in, out: out, err: errw, getenv: getenv, now: time.Now, poll: lookEvery, serverSocket: serverSocket, agentSocket: agentSocket}
 }
 
 // run is main without the process: it returns the exit code.
@@ -173,7 +174,7 @@ func (a *app) defaultSocket() string {
 	if _, err := os.Stat(a.serverSocket); err == nil {
 		return a.serverSocket
 	}
-	return agentSocket
+	return a.agentSocket
 }
 
 // json says whether the answer goes out as JSON.

@@ -184,12 +184,12 @@ func TestAgentIsNoServer(t *testing.T) {
 
 // Where there is a server's socket, it is the one that is asked, but for doctor.
 func TestServerSocketComesFirst(t *testing.T) {
-	f := startFleet(t)
+	f, agent := startFleet(t), startAgent(t).socket
 	ask := func(args ...string) string {
 		var out bytes.Buffer
 		a := newApp(nil, &out, &out, func(string) string { return "" })
 		a.now = func() time.Time { return noon }
-		a.serverSocket = f.socket
+		a.serverSocket, a.agentSocket = f.socket, agent
 		run(context.Background(), a, args)
 		return out.String()
 	}
@@ -198,6 +198,10 @@ func TestServerSocketComesFirst(t *testing.T) {
 	}
 	if out := ask("doctor"); strings.Contains(out, f.socket) {
 		t.Errorf("doctor asked the server: %s", out)
+	}
+	agent += ".none"
+	if out := ask("doctor"); !strings.Contains(out, f.socket) {
+		t.Errorf("doctor did not ask the server, where there is no agent: %s", out)
 	}
 }
 

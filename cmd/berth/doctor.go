@@ -18,8 +18,8 @@ func (a *app) doctorCommand() *cobra.Command {
 			var checks []api.Check
 			socket := a.socket
 			if socket == a.serverSocket && !cmd.Flags().Changed("socket") && a.getenv("BERTH_SOCKET") == "" {
-				if _, err := os.Stat(agentSocket); err == nil {
-					socket = agentSocket // where both are, it is the agent's needs that are asked for
+				if _, err := os.Stat(a.agentSocket); err == nil {
+					socket = a.agentSocket // where both are, it is the agent's needs that are asked for
 				}
 			}
 			raw, err := a.clientAt(socket).get(cmd.Context(), doctorTimeout, api.PathDoctor, nil, &checks)
