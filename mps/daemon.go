@@ -156,10 +156,12 @@ func (d *daemon) look(ctx context.Context, id string, server Process) (Found, er
 	}
 	tick := time.NewTicker(5 * pollEvery)
 	defer tick.Stop()
+	began := time.Now()
 	for {
 		f, err := d.lookOnce(ctx, id, server)
-		if err != nil || f.Problem == "" || d.owned(f.Daemon.PID) == nil || !f.Daemon.younger(d.cfg.StartTimeout) {
-			return f, err
+		dying := f.holder > 0 && time.Since(began) < d.cfg.StopTimeout && d.dying(f.holder)
+		if err != nil || !dying && (f.Problem == "" || d.owned(f.Daemon.PID) == nil || !f.Daemon.younger(d.cfg.StartTimeout)) {
+			return f.Found, err
 		}
 		select {
 		case <-tick.C:
@@ -169,17 +171,34 @@ func (d *daemon) look(ctx context.Context, id string, server Process) (Found, er
 	}
 }
 
-func (d *daemon) lookOnce(ctx context.Context, id string, server Process) (f Found, err error) {
+// glimpse is one look.
+type glimpse struct {
+	Found
+	holder int // of the lock, who is none of ours
+}
+
+// dying says whether a process that held the lock holds it no longer, or is dead and
+// about to let go of it. One that is killed is none of ours from its death on, and may
+// have had the lock a moment before.
+func (d *daemon) dying(holder int) bool {
+	if now, err := lockHolder(d.dirs.lock()); err != nil || now != holder {
+		return true
+	}
+	stat, err := readStat(holder)
+	return err != nil || stat.dead()
+}
+
+func (d *daemon) lookOnce(ctx context.Context, id string, server Process) (f glimpse, err error) {
 	if f.Exclusive, err = d.hooks.ComputeMode(ctx); err != nil && !errors.Is(err, ErrGPUGone) {
-		return Found{}, fmt.Errorf("compute mode: %w", err)
+		return glimpse{}, fmt.Errorf("compute mode: %w", err)
 	}
 	holder, err := lockHolder(d.dirs.lock())
 	if err != nil {
-		return Found{}, err
+		return glimpse{}, err
 	}
 	kin, err := findFamily(id, d.dirs.Pipe())
 	if err != nil {
-		return Found{}, err
+		return glimpse{}, err
 	}
 	// The daemon is whoever of ours has the lock; without one, ours that is no server.
 	rest := kin.ours
@@ -201,7 +220,7 @@ func (d *daemon) lookOnce(ctx context.Context, id string, server Process) (f Fou
 	f.Orphans = rest
 	switch {
 	case f.Daemon.PID != holder && holder != 0:
-		f.Stranger = sayStranger(d.dirs, holder)
+		f.Stranger, f.holder = sayStranger(d.dirs, holder), holder
 	case len(kin.strangers) > 0:
 		f.Stranger = sayStrangeServer(d.dirs, kin.strangers[0])
 	}
@@ -212,7 +231,8 @@ func (d *daemon) lookOnce(ctx context.Context, id string, server Process) (f Fou
 		return f, nil
 	}
 	f.SingleUID = !multiUser(f.Daemon.PID)
-	return d.lookServers(ctx, f, server)
+	f.Found, err = d.lookServers(ctx, f.Found, server)
+	return f, err
 }
 
 // multiUser says whether a daemon was started to serve all users with one server.
