@@ -295,6 +295,12 @@ func (o *observer) procs() (all []seenProc) {
 		alive[procKey{p.PID, p.Start}] = lives && start == p.Start
 		return !lives || start != p.Start
 	})
+	// What a daemon has forked is its picture until it is a server by exec.
+	daemons := map[int]bool{}
+	for _, p := range all {
+		daemons[p.PID] = p.Kind == "daemon"
+	}
+	all = slices.DeleteFunc(all, func(p seenProc) bool { return p.Kind == "daemon" && daemons[parentOf(p.PID)] })
 	for k := range o.groups {
 		if !alive[k] {
 			delete(o.groups, k)
@@ -356,6 +362,16 @@ func (o *observer) proc(pid int, start uint64) (seenProc, bool) {
 		p.Holds = append(p.Holds, h)
 	}
 	return p, true
+}
+
+// parentOf is a process's parent, or 0.
+func parentOf(pid int) (parent int) {
+	text, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	stat := string(text)
+	if fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]); len(fields) > 1 {
+		parent, _ = strconv.Atoi(fields[1])
+	}
+	return parent
 }
 
 // procStart reads a process's start time and name; a zombie does not live.
