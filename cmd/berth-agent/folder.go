@@ -203,7 +203,7 @@ func plan(files []file, standing []agent.Standing, m fit.Machine) (keep []agent.
 		gpus, reasons := fit.Place(m, toFit(demand))
 		if reasons == nil {
 			starts = append(starts, start{f, gpus})
-			take(&m, demand, gpus)
+			m = m.Take(toFit(demand), gpus) // the next file is placed beside it
 			continue
 		}
 		for _, r := range reasons {
@@ -242,26 +242,4 @@ func toFit(d taskdef.Demand) fit.Demand {
 		out.Ports = append(out.Ports, fit.Port{Number: p.Host, Protocol: p.Protocol})
 	}
 	return out
-}
-
-// take counts a placed task, so that the next file is placed beside it.
-func take(m *fit.Machine, d taskdef.Demand, gpus []string) {
-	m.CPU -= d.CPU
-	m.MemoryMiB -= d.MemoryMiB
-	for _, p := range d.Ports {
-		m.Ports[fit.Port{Number: p.Host, Protocol: p.Protocol}] = true
-	}
-	for i := range m.GPUs {
-		g := &m.GPUs[i]
-		if !slices.Contains(gpus, g.ID) {
-			continue
-		}
-		if d.GPUMemoryMiB > 0 {
-			g.Mode = fit.MPS
-			g.AllocatedMiB += d.GPUMemoryMiB
-			g.Clients += d.SharedContainers
-		} else {
-			g.Mode, g.AllocatedMiB, g.Clients = fit.Dedicated, g.TotalMiB, 1
-		}
-	}
 }
